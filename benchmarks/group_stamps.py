@@ -143,7 +143,7 @@ def install_ours() -> None:
 
     stamps = Stamps()
     _install(stamps)
-    Leader.order = stamps.timed(SCHEDULER, Leader.order)  # type: ignore[method-assign]
+    Leader.plan_step = stamps.timed(SCHEDULER, Leader.plan_step)  # type: ignore[method-assign]
     Leader.finish = stamps.timed(SCHEDULER, Leader.finish)  # type: ignore[method-assign]
 
 

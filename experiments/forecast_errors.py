@@ -56,7 +56,7 @@ def ratio(model: str, degree: int, workload: Workload) -> float:
         mean(one.output_tokens for one in requests),
         0.0,
     )
-    return needed_s / evaluate(state.layout, state.lanes(), work, Objective(HORIZON_S))
+    return needed_s / evaluate(state.layout, state.lane_figures(), work, Objective(HORIZON_S))
 
 
 def ratios() -> Iterator[tuple[str, float, dict[int, float]]]:

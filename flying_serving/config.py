@@ -328,7 +328,7 @@ class Deployment(BaseModel):
         return self.group_sizes[-1]
 
     @property
-    def lanes(self) -> tuple[int, ...]:
+    def wider_sizes(self) -> tuple[int, ...]:
         """Group sizes beyond 1: a lane of each is built beside lane 1, which every engine has."""
         return self.group_sizes[1:]
 

@@ -48,7 +48,7 @@ class SimEngine:
         lanes: the lanes that it leads, by group size.
         inbox: collectives in the order in which every member enters them.
         orders: to carry out at the next step boundary.
-        outstanding: sizes of the lanes whose step is ordered and not over.
+        outstanding: sizes of the lanes whose step is planned and not over.
         awaits_announcement: requests of its old group may migrate, so it begins no step before it
             hears which.
         entered_s: when it began its step or entered its collective.

@@ -92,7 +92,7 @@ class Bookings:
         """Return whether a group of the layout has room for a request now."""
         state = self._state
         expected_tokens = state.lengths.expected_tokens(request)
-        group = self._choice.choose(request, state.layout, state.lanes(), expected_tokens)
+        group = self._choice.choose(request, state.layout, state.lane_figures(), expected_tokens)
         return group is not None
 
     def revoke_offer(self, request: RequestState) -> list[Command]:

@@ -155,7 +155,7 @@ class Changeover:
         if change is None:
             return [*state.weight_lending.fetch((), now_s)]
         if self.phase is SwitchPhase.WAITING and _is_overdue(change, now_s):
-            shot = snapshot(state, state.lanes(), now_s)
+            shot = snapshot(state, state.lane_figures(), now_s)
             change.switch.mode = at_once(shot, change.switch.new, state.settings.objective)
 
         groups = change.switch.new.groups
@@ -215,7 +215,7 @@ class Changeover:
                 kv = self._bookings.offer_kv(request)
                 recalls.append(self._bookings.suspend(request, now_s, kv))
                 widened.append((request, group))
-        lanes = self._state.lanes()
+        lanes = self._state.lane_figures()
         return recalls + [self._bookings.start(request, group, lanes) for request, group in widened]
 
     def acknowledged(self, answers: list[SwitchAnswer], now_s: float) -> None:

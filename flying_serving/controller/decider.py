@@ -39,7 +39,7 @@ class Decider:
         is_fixed = settings.policy.pinned_size is not None or len(state.sizes) == 1
         if is_fixed or not state.layout.groups:
             return Verdict()
-        lanes = state.lanes()
+        lanes = state.lane_figures()
         if len(lanes) < len(state.sizes):
             return Verdict()
 

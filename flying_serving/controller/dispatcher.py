@@ -61,7 +61,7 @@ class Dispatcher:
         if not len(state.pool):
             return []
         commands: list[Command] = []
-        lanes = state.lanes()
+        lanes = state.lane_figures()
         reserved: set[Group] = set()
 
         def place(request: RequestState) -> bool:
@@ -187,7 +187,7 @@ class Dispatcher:
             return None
         # its split was undone, or its group holds more by now; no other group may have it
         self._bookings.suspend(request, now_s, kv)
-        return [self._bookings.start(request, group, state.lanes())]
+        return [self._bookings.start(request, group, state.lane_figures())]
 
     def _has_wider(self, request: RequestState) -> bool:
         """Return whether a group that holds more tokens of a request is there, or will be

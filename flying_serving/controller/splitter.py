@@ -94,7 +94,7 @@ class Splitter:
         split = splits.end(request.request_id)
         assert split is not None
         self._bookings.suspend(request, now_s, split.kv)
-        return [self._bookings.start(request, split.second, self._state.lanes())]
+        return [self._bookings.start(request, split.second, self._state.lane_figures())]
 
     def replan(self, now_s: float) -> list[Command]:
         """Plan requests again whose lengths turn out otherwise than planned, each once.
@@ -110,7 +110,7 @@ class Splitter:
         ahead = list(islice(others, MOST_AT_ONCE))
         if not longer and not ahead:
             return []
-        lanes = state.lanes()
+        lanes = state.lane_figures()
         state.splits.counts.replanned += len(longer) + len(ahead)
         commands: list[Command] = []
         for request in longer:

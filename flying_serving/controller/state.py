@@ -109,7 +109,7 @@ class ClusterState:
         restored = () if self.to_restore is None else self.to_restore.groups
         return {len(group) for group in (*self.layout.groups, *restored)}
 
-    def lanes(self) -> dict[int, LaneFigures]:
+    def lane_figures(self) -> dict[int, LaneFigures]:
         """Return the abilities of a group of each size; sizes that were not measured are left
         out.
         """
@@ -151,7 +151,7 @@ class ClusterState:
         policy, objective = self.settings.policy, self.settings.objective
         if not policy.by_load or objective.has_slo or not layout.groups:
             return
-        lanes = self.lanes()
+        lanes = self.lane_figures()
         if len(lanes) == len(self.sizes):
             self.hindsight.begin(layout, lanes, self.work(now_s), now_s, switch)
 

@@ -14,12 +14,12 @@ from flying_serving.comm.pulse import Pulse
 from flying_serving.config import Deployment, deployment_of
 from flying_serving.engine.channel import Channel
 from flying_serving.engine.host import Inbox
-from flying_serving.engine.lane import Lane, LaneFactory, Lanes
+from flying_serving.engine.lane import EngineLane, EngineLanes, LaneFactory
 from flying_serving.engine.lane_events import LaneEvents
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.membership import Membership
 from flying_serving.engine.report import Report
-from flying_serving.engine.steps import StepLog, divide_steps
+from flying_serving.engine.step_log import StepLog, divide_steps
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
@@ -35,7 +35,7 @@ from flying_serving.scheduling.batches import Batches
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
-from flying_serving.vllm_adapter.model_runner.lane import Lane as DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.scheduler.scheduler import (
     block_hasher,
     make_scheduler,
@@ -47,38 +47,38 @@ from flying_serving.wire import CalibrationRow, EngineMemory, Measured, Migratio
 
 def build(core: Any) -> tuple[EngineLoop, EngineUtilities]:
     """Build the loop and the utilities of an engine; the host is `core`, vLLM's EngineCoreProc."""
-    site = Site(core, deployment_of(core.vllm_config.additional_config))
-    channel = site.channel()
-    table = site.offer_table()
+    setup = EngineSetup(core, deployment_of(core.vllm_config.additional_config))
+    channel = setup.channel()
+    table = setup.offer_table()
     own = EnginePool(core.scheduler, groups_of(core.kv_config))
-    announce_groups(site.run_dir, site.engine, own.groups)
-    links = Links(channel, site.board(), table, site.peer_offers())
-    loop = make_loop(site, own, links)
+    announce_groups(setup.run_dir, setup.engine, own.groups)
+    links = Links(channel, setup.board(), table, setup.peer_offers())
+    loop = make_loop(setup, own, links)
 
     # durations of steps and of copies of KV on this machine
-    steps, copies = measured(core, site.deployment, site.engine)
-    _fit_chunks(site, loop, copies)
+    steps, copies = measured(core, setup.deployment, setup.engine)
+    _fit_chunks(setup, loop, copies)
 
     # parts that only some servers have
-    flying = site.deployment.flying
+    flying = setup.deployment.flying
     if flying.tbt_slo_ms is not None:
         limit_batches(flying.tbt_slo_ms / 1000, loop.lanes, loop.instruments.steps, steps)
     divide_steps(loop.lanes, loop.instruments.steps, steps)
-    if site.deployment.lends:
+    if setup.deployment.lends:
         revoke = loop.migrations.source.revoke_all
         loop.weights = EngineWeights.of(loop.lanes, own, core.kv_config, core.call_workers, revoke)
-        announce_blocks(site.run_dir, site.engine, loop.weights.blocks)
+        announce_blocks(setup.run_dir, setup.engine, loop.weights.blocks)
 
     # the utilities, which the API server calls
     weight_bytes = core.call_workers(attrgetter("weight_bytes"))
-    memory = EngineMemory(weight_bytes, own.total * site.block_bytes)
-    utilities = EngineUtilities(loop.weights, memory, loop, site.block_bytes, steps, copies)
+    memory = EngineMemory(weight_bytes, own.total * setup.block_bytes)
+    utilities = EngineUtilities(loop.weights, memory, loop, setup.block_bytes, steps, copies)
     return loop, utilities
 
 
 @dataclass(frozen=True)
-class Site:
-    """The site of an engine: vLLM's core, with its scheduler and executor, and the deployment."""
+class EngineSetup:
+    """The setup of an engine: vLLM's core, with its scheduler and executor, and the deployment."""
 
     core: Any
     deployment: Deployment
@@ -141,46 +141,48 @@ class Links:
 
 
 def make_loop(
-    site: Site, own: EnginePool, links: Links, clock: Callable[[], float] = time.monotonic
+    setup: EngineSetup, own: EnginePool, links: Links, clock: Callable[[], float] = time.monotonic
 ) -> EngineLoop:
     """Make the loop of an engine over its lanes; lane 1 has the pool `own`. `clock`: as of
     EngineLoop.
     """
     # the lanes, which step
-    lanes = Lanes(_make_lanes(site, own, links), links.board)
+    lanes = EngineLanes(_make_lanes(setup, own, links), links.board)
 
     # the instruments, which observe the steps
-    instruments = _make_instruments(site, lanes, links.board, clock)
+    instruments = _make_instruments(setup, lanes, links.board, clock)
 
     # the loop over both
     kv = links.table, links.offers
-    flying = site.deployment.flying
-    loop = EngineLoop(site.engine, lanes, links.channel, site.core, flying, kv, instruments, clock)
+    flying = setup.deployment.flying
+    loop = EngineLoop(
+        setup.engine, lanes, links.channel, setup.core, flying, kv, instruments, clock
+    )
 
     # the schedulers tell the parts above of their steps
-    _connect(site, loop)
-    if site.deployment.survives:
-        loop.membership = _make_membership(site, loop, links.offers)
+    _connect(setup, loop)
+    if setup.deployment.survives:
+        loop.membership = _make_membership(setup, loop, links.offers)
     return loop
 
 
-def _make_lanes(site: Site, own: EnginePool, links: Links) -> list[Lane]:
+def _make_lanes(setup: EngineSetup, own: EnginePool, links: Links) -> list[EngineLane]:
     """Make lane 1, over vLLM's scheduler, and a lane for each wider group.
 
     Where the engine leads the group, the lane gets a scheduler.
     """
-    core = site.core
-    lend_blocks = site.deployment.flying.lend_blocks
-    factory = LaneFactory(site.engine, own, links.channel, links.table, lend_blocks)
+    core = setup.core
+    lend_blocks = setup.deployment.flying.lend_blocks
+    factory = LaneFactory(setup.engine, own, links.channel, links.table, lend_blocks)
     lanes = [factory.own_lane(own.groups.block_tokens, core.request_block_hasher)]
-    for size in site.deployment.lanes:
+    for size in setup.deployment.wider_sizes:
         config, kv_config = core.call_lane(size, DeviceLane.scheduler_config)
-        config.scheduler_config.async_scheduling |= site.deployment.async_groups
+        config.scheduler_config.async_scheduling |= setup.deployment.async_groups
         groups = groups_of(kv_config)
         has_prefix_cache = core.request_block_hasher is not None
         hash_blocks = block_hasher(config, kv_config) if has_prefix_cache else None
         make_pool = partial(_make_group_pool, core, config, kv_config, groups)
-        group = aligned_group(site.engine, size)
+        group = aligned_group(setup.engine, size)
         lanes.append(factory.group_lane(group, groups.block_tokens, hash_blocks, make_pool))
     return lanes
 
@@ -194,46 +196,46 @@ def _make_group_pool(core: Any, config: Any, kv_config: Any, groups: KVGroups) -
 
 
 def _make_instruments(
-    site: Site, lanes: Lanes, board: StepBoard, clock: Callable[[], float]
+    setup: EngineSetup, lanes: EngineLanes, board: StepBoard, clock: Callable[[], float]
 ) -> Instruments:
-    trace_out = site.deployment.flying.trace_out
-    trace = None if trace_out is None else EngineTrace(trace_out, site.engine)
+    trace_out = setup.deployment.flying.trace_out
+    trace = None if trace_out is None else EngineTrace(trace_out, setup.engine)
     return Instruments(board, Report(lanes, board), StepLog(board, clock), trace)
 
 
-def _connect(site: Site, loop: EngineLoop) -> None:
+def _connect(setup: EngineSetup, loop: EngineLoop) -> None:
     """Let the schedulers of the lanes that the engine leads tell the loop what happens there."""
     instruments, source = loop.instruments, loop.migrations.source
     for size, scheduler in loop.lanes.schedulers.items():
-        group = aligned_group(site.engine, size)
+        group = aligned_group(setup.engine, size)
         instruments.steps.follow(group)
-        scheduler.hooks = LaneEvents(group, instruments, source, site.core.emit)
+        scheduler.hooks = LaneEvents(group, instruments, source, setup.core.emit)
         scheduler.group, scheduler.clock = group, loop.clock
     if instruments.trace is not None:
         blocks_in_use = instruments.report.blocks_in_use
         loop.migrations.observers.append(partial(instruments.trace.pulling, blocks_in_use))
 
 
-def _fit_chunks(site: Site, loop: EngineLoop, copies: list[MigrationRow]) -> None:
+def _fit_chunks(setup: EngineSetup, loop: EngineLoop, copies: list[MigrationRow]) -> None:
     """Bound the chunks in which KV is pulled: in all engines together at most EXTRA_BYTES.
 
     `copies`: durations of copies, measured at the start.
     """
     chunks = loop.migrations.target.chunks
-    chunks.blocks = max(1, EXTRA_BYTES // site.deployment.engines // site.block_bytes)
+    chunks.blocks = max(1, EXTRA_BYTES // setup.deployment.engines // setup.block_bytes)
     costs = fit_migrations(map(astuple, copies))
     chunks.token_s = {size: cost.token_s for size, cost in costs.items()}
 
 
-def _make_membership(site: Site, loop: EngineLoop, offers: PeerOffers) -> Membership:
-    deployment = site.deployment
+def _make_membership(setup: EngineSetup, loop: EngineLoop, offers: PeerOffers) -> Membership:
+    deployment = setup.deployment
     return Membership(
         deployment.incarnations,
         loop.lanes,
         loop.arbiter,
         loop.migrations,
         offers,
-        site.core,
+        setup.core,
         loop.group_steps,
         deployment.told_in_s,
     )
@@ -259,10 +261,10 @@ def measured(
 
 
 def limit_batches(
-    target_s: float, lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]
+    target_s: float, lanes: EngineLanes, steps: StepLog, measured: list[CalibrationRow]
 ) -> None:
     """Let the lanes that an engine leads keep to a target for the time between two tokens."""
-    own = lanes.own
+    own = lanes.own_pool
     step_tokens = own.scheduler.max_num_scheduled_tokens
     batches = Batches(target_s, step_tokens, own.groups.block_tokens, lanes.active)
     batches.calibrate(measured)

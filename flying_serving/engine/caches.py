@@ -6,7 +6,7 @@ from flying_serving.engine.group_steps import NOTES_POLL_S
 from flying_serving.engine.loop import EngineLoop
 
 RESET_WAIT_S = 20.0
-"""Seconds that a reset waits for ordered steps and for members that pull."""
+"""Seconds that a reset waits for planned steps and for members that pull."""
 
 
 def reset_prefix_caches(
@@ -42,7 +42,7 @@ def reset_prefix_caches(
     lent = sum(len(member.lent.physical()) for member in loop.lanes.members.values())
     return all(
         [
-            loop.lanes.own.reset_prefix_cache(lent, **options),
+            loop.lanes.own_pool.reset_prefix_cache(lent, **options),
             *(leader.reset_prefix_cache(**options) for leader in leaders),
         ]
     )

@@ -22,7 +22,7 @@ from flying_serving.engine.messages import (
 from flying_serving.engine.outstanding import OutstandingSteps
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
-from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
+from flying_serving.memory.lent_blocks import BorrowedBlocks, LentBlocks
 from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.scheduler.failures import failures
@@ -92,8 +92,9 @@ class Member:
     def spare(self, ask: ReserveBlocks) -> int:
         """Return how many of its free blocks the group may have.
 
-        The engine keeps the blocks that its running requests need for the tokens they have. Blocks
-        that the group asks for ahead come after the reserve of all requests that run or wait here.
+        The engine keeps the blocks that its running requests need for the tokens they have. Of the
+        others the group may have those that it needs now. It may have more only if all requests of
+        this engine, running or waiting, can still reach their end.
         """
         free = self._own.free_count()
         keep = max(self._own.needed_by_running(), free - ask.needed)
@@ -124,7 +125,7 @@ class Leader:
     """The group's scheduler, on its lowest engine, and the blocks that the members have lent to
     it.
 
-    With async scheduling a second step is ordered before the output of the first is taken.
+    With async scheduling a second step is planned before the output of the first is taken.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class Leader:
         self._may_ask_at_s = 0.0
         """When the members may be asked for blocks, by the loop's clock."""
         self._may_step_at_s = 0.0
-        """When the next step may be ordered, by the loop's clock, or _WHEN_ANSWERED."""
+        """When the next step may be planned, by the loop's clock, or _WHEN_ANSWERED."""
         self._begun_anew = 0
         """How often the members were told to begin anew since the group was whole."""
 
@@ -164,16 +165,16 @@ class Leader:
 
     @property
     def is_stepping(self) -> bool:
-        """True if a step was ordered whose output is not taken."""
+        """True if a step was planned whose output is not taken."""
         return bool(self.outstanding)
 
     def ready(self, now_s: float) -> bool:
-        """Return whether a step can be ordered: there are requests, it may be outstanding, and it
+        """Return whether a step can be planned: there are requests, it may be outstanding, and it
         does not wait for blocks.
         """
-        return now_s >= self._may_step_at_s and self.has_requests and self._may_order()
+        return now_s >= self._may_step_at_s and self.has_requests and self._may_plan()
 
-    def _may_order(self) -> bool:
+    def _may_plan(self) -> bool:
         steps = self.outstanding
         return not steps or (not steps.is_full and may_plan_ahead(self.scheduler))
 
@@ -181,14 +182,14 @@ class Leader:
         """Return the seconds until `ready` may turn true by itself; None if only a message can
         change it.
         """
-        waits = self._may_step_at_s == _WHEN_ANSWERED or not self._may_order()
+        waits = self._may_step_at_s == _WHEN_ANSWERED or not self._may_plan()
         if waits or not self.has_requests:
             return None
         return max(0.0, self._may_step_at_s - now_s)
 
-    def order(self, now_s: float, *, goes_on: bool = True) -> Any:
-        """Order the next step, and blocks if they are short. Return outputs if nothing can run, so
-        no model is needed.
+    def plan_step(self, now_s: float, *, goes_on: bool = True) -> Any:
+        """Plan the next step and send it to the members. Ask them for blocks if these are short.
+        Return outputs if nothing can run, so no model is needed.
 
         `goes_on`: True if this lane goes on at once, so that the members hold for it.
 
@@ -214,7 +215,7 @@ class Leader:
         more = goes_on and self.scheduler.get_num_unfinished_requests() > 0
         overlap, parallelism = self.outstanding.overlap, self.parallelism_of(plan)
         step = RunStep(self.group, plan, grammar, more, overlap, parallelism)
-        self.outstanding.ordered()
+        self.outstanding.planned()
         self._channel.send(self.group, step)
         return None
 

@@ -10,14 +10,13 @@ from typing import Any
 from flying_serving.comm.waits import WaitTime
 from flying_serving.engine.group import Leader, in_physical_blocks
 from flying_serving.engine.host import Host
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.engine.messages import BeginAnew, Overlap, RunStep
 from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 from flying_serving.errors import CollectiveTimeout
 from flying_serving.log import logger
 from flying_serving.scheduling.arbiter import HOLD_S
-from flying_serving.vllm_adapter.model_runner.lane import Lane as DeviceLane
-from flying_serving.vllm_adapter.model_runner.lane import OutputUse, VoidStep
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane, OutputUse, VoidStep
 from flying_serving.vllm_adapter.request_kinds import post_step
 
 NOTES_POLL_S = 0.0005
@@ -70,7 +69,7 @@ class GroupSteps:
 
     def __init__(
         self,
-        lanes: Lanes,
+        lanes: EngineLanes,
         host: Host,
         sampled: SampledTokens,
         lost: Callable[[int, str], None],
@@ -101,7 +100,7 @@ class GroupSteps:
     # ---- steps begin
 
     def launch(self, message: RunStep) -> None:
-        """Launch a step that a leader has ordered, unless a member was lost."""
+        """Launch a step that a leader has planned, unless a member was lost."""
         size = len(message.group)
         launched = self._launched[size]
         if message.overlap is not Overlap.SECOND:  # it was planned with the tokens of all before

@@ -37,12 +37,12 @@ class Host(Protocol):
         """Give a request to lane 1's scheduler as vLLM does."""
 
     def call_lane(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of a `Lane` of the workers on all of them: that of the engine's group of
-        `size`. Return their answer (`answer_of`).
+        """Call a function of a `DeviceLane` of the workers on all of them: that of the engine's
+        group of `size`. Return their answer (`answer_of`).
         """
 
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of all `Lanes` of a worker on all workers, as `call_lane`."""
+        """Call a function of the `DeviceLanes` of a worker on all workers, as `call_lane`."""
 
     def process_aborts(self) -> None:
         """Handle the API server's aborts, which may come while a step is made."""

@@ -17,7 +17,7 @@ HashBlocks = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Lane:
+class EngineLane:
     """An engine's part in its group of one size. Its runner is on the workers (`worker/lanes.py`),
     by the same size.
 
@@ -42,19 +42,19 @@ class Lane:
 class LaneFactory:
     """Makes the lanes of one engine.
 
-    `own`: lane 1's pool, which lends blocks to the groups. `table`: shows peers which blocks.
+    `own_pool`: lane 1's pool, which lends blocks to the groups. `table`: shows peers which blocks.
     `lend_blocks`: how many a leader asks for at a time.
     """
 
     engine: int
-    own: SchedulerPool
+    own_pool: SchedulerPool
     channel: Sender
     table: OfferTable
     lend_blocks: int
 
-    def own_lane(self, block_tokens: int, hash_blocks: HashBlocks | None) -> Lane:
+    def own_lane(self, block_tokens: int, hash_blocks: HashBlocks | None) -> EngineLane:
         """Make lane 1, over the engine's own pool."""
-        return Lane((self.engine,), block_tokens, hash_blocks, self.own)
+        return EngineLane((self.engine,), block_tokens, hash_blocks, self.own_pool)
 
     def group_lane(
         self,
@@ -62,26 +62,26 @@ class LaneFactory:
         block_tokens: int,
         hash_blocks: HashBlocks | None,
         make_pool: Callable[[], SchedulerPool],
-    ) -> Lane:
+    ) -> EngineLane:
         """Make the engine's part in a group of several; `make_pool` is called on the group's
         leader.
         """
         show = partial(self.table.lend, len(group))
-        member = Member(group, self.engine, self.own, self.channel, show)
+        member = Member(group, self.engine, self.own_pool, self.channel, show)
         if group[0] != self.engine:
-            return Lane(group, block_tokens, hash_blocks, None, member)
+            return EngineLane(group, block_tokens, hash_blocks, None, member)
         pool = make_pool()
         leader = Leader(group, pool, self.channel, self.lend_blocks)
-        return Lane(group, block_tokens, hash_blocks, pool, member, leader)
+        return EngineLane(group, block_tokens, hash_blocks, pool, member, leader)
 
 
-class Lanes:
+class EngineLanes:
     """The lanes of an engine by group size, lane 1 first, and the parts that only some lanes have.
 
     `board`: there the leader of a group notes for its members what the group runs.
     """
 
-    def __init__(self, lanes: Sequence[Lane], board: StepBoard) -> None:
+    def __init__(self, lanes: Sequence[EngineLane], board: StepBoard) -> None:
         self._board = board
         self.by_size = {len(lane.group): lane for lane in lanes}
         self.pools = {
@@ -102,7 +102,7 @@ class Lanes:
         """Sizes of groups that lack a member: `Membership` says so."""
 
     @property
-    def own(self) -> SchedulerPool:
+    def own_pool(self) -> SchedulerPool:
         """Lane 1's pool: the engine's physical blocks."""
         return self.pools[1]
 
@@ -146,6 +146,8 @@ class Lanes:
 
     def check(self) -> None:
         """Raise IntegrityError if the blocks of any lane do not add up."""
-        self.own.check(set().union(*(member.lent.physical() for member in self.members.values())))
+        self.own_pool.check(
+            set().union(*(member.lent.physical() for member in self.members.values()))
+        )
         for leader in self.leaders.values():
             leader.check()

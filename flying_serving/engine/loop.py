@@ -11,16 +11,16 @@ from vllm.v1.engine import EngineCoreOutputs
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import FlyingConfig
+from flying_serving.engine.block_lending import BlockLending
 from flying_serving.engine.group_steps import GroupSteps, LaunchedStep
 from flying_serving.engine.host import Host, Inbox
-from flying_serving.engine.lane import Lanes
-from flying_serving.engine.lending import BlockLending
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.engine.membership import Incarnations, Membership
 from flying_serving.engine.messages import BeginAnew, Message, ReturnBlocks, RunStep
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.sampled import SampledTokens
-from flying_serving.engine.steps import StepLog
+from flying_serving.engine.step_log import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.errors import EngineLost, IntegrityError
 from flying_serving.layout.groups import aligned_group
@@ -56,7 +56,7 @@ class EngineLoop:
     def __init__(
         self,
         engine: int,
-        lanes: Lanes,
+        lanes: EngineLanes,
         channel: Inbox,
         host: Host,
         settings: FlyingConfig,
@@ -118,7 +118,7 @@ class EngineLoop:
                 self.block_lending.yield_if_all_are_lent(action.size)
                 goes_on = self.arbiter.announce(action.size)
                 self._host.emit(
-                    self.lanes.leaders[action.size].order(self.clock(), goes_on=goes_on)
+                    self.lanes.leaders[action.size].plan_step(self.clock(), goes_on=goes_on)
                 )
 
     def _observe(self, wait: Wait | None) -> None:
@@ -189,7 +189,7 @@ class EngineLoop:
     def _step_own(self) -> None:
         self.group_steps.take_outputs()
         began_s = self.clock()
-        self._require_weights(1, self.lanes.own.scheduler.get_num_unfinished_requests())
+        self._require_weights(1, self.lanes.own_pool.scheduler.get_num_unfinished_requests())
         waits = self.block_lending.recall_if_short()
         if not waits and self._host.step_own():
             self._stepped(1, began_s, more=False, leads=True)
@@ -239,7 +239,7 @@ class EngineLoop:
         message: RunStep | None = None,
     ) -> None:
         """Note a step that was made. `began_s`: when this engine came to it, maybe before the other
-        members. `message`: the order of a group's step.
+        members. `message`: of a group's step.
         """
         ended_s = self.clock()
         self.last_step_s = (began_s, ended_s)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from flying_serving.engine.group_steps import GroupSteps
 from flying_serving.engine.host import Host
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.errors import EngineLost
 from flying_serving.migration import transfer
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import PeerOffers
 from flying_serving.scheduling.arbiter import LaneArbiter
-from flying_serving.vllm_adapter.model_runner.lane import Lane as DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 
 Incarnations = Sequence[int | None]
 """The incarnation of each engine; None: it is lost."""
@@ -34,7 +34,7 @@ class Membership:
     def __init__(
         self,
         incarnations: Incarnations,
-        lanes: Lanes,
+        lanes: EngineLanes,
         arbiter: LaneArbiter,
         migrations: Migrations,
         offers: PeerOffers,

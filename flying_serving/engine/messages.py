@@ -16,11 +16,11 @@ class Overlap(Enum):
     """The overlap of a group's step with the steps before and after it."""
 
     NONE = auto()
-    """It is over before another step of the group is ordered."""
+    """It is over before another step of the group is planned."""
     FIRST = auto()
-    """All steps before it were over when it was ordered. Another may be ordered beside it."""
+    """All steps before it were over when it was planned. Another may be planned beside it."""
     SECOND = auto()
-    """It was ordered while a step before it was outstanding."""
+    """It was planned while a step before it was outstanding."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RunStep:
     """A leader to its `group`: step its lane together.
 
     `plan`: vLLM's SchedulerOutput, in group blocks. `grammar`: vLLM's GrammarOutput, or None.
-    `more`: the leader orders another step at once, so that members hold for it. `parallelism`: what
+    `more`: the leader plans another step at once, so that members hold for it. `parallelism`: what
     the members divide in it.
     """
 

@@ -1,4 +1,4 @@
-"""The steps of a group that its leader has ordered, and whose outputs it has not taken."""
+"""The steps of a group that its leader has planned, and whose outputs it has not taken."""
 
 from flying_serving.engine.messages import Overlap
 
@@ -6,14 +6,14 @@ from flying_serving.engine.messages import Overlap
 class OutstandingSteps:
     """The number of outstanding steps of a group, of which `most` may be outstanding at a time.
 
-    A step is outstanding from its order until its output is taken.
+    A step is outstanding from its plan until its output is taken.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.count = 0
         self.is_full = False
-        """True if no further step is ordered until an output is taken: as many as may be are
+        """True if no further step is planned until an output is taken: as many as may be are
         outstanding, or nothing could be planned beside them.
         """
 
@@ -23,13 +23,13 @@ class OutstandingSteps:
 
     @property
     def overlap(self) -> Overlap:
-        """The overlap of a step that is ordered now."""
+        """The overlap of a step that is planned now."""
         if self._most == 1:
             return Overlap.NONE
         return Overlap.SECOND if self.count else Overlap.FIRST
 
-    def ordered(self) -> None:
-        """Note a step that was ordered."""
+    def planned(self) -> None:
+        """Note a step that was planned."""
         assert not self.is_full
         self.count += 1
         self.is_full = self.count == self._most

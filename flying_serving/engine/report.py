@@ -3,7 +3,7 @@
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 
 REPORT_S = 1.0
 """Seconds between reports of changes that no outputs of its steps can carry, while requests hold
@@ -18,7 +18,7 @@ class Report:
     or without a step.
     """
 
-    def __init__(self, lanes: Lanes, board: StepBoard) -> None:
+    def __init__(self, lanes: EngineLanes, board: StepBoard) -> None:
         self._lanes = lanes
         self._board = board
         self._reported_at_s = 0.0
@@ -45,7 +45,7 @@ class Report:
             sum(running for running, _ in counts),
             sum(waiting for _, waiting in counts),
         )
-        return running, waiting, self.blocks_in_use() / self._lanes.own.total
+        return running, waiting, self.blocks_in_use() / self._lanes.own_pool.total
 
     def blocks_in_use(self) -> int:
         """Return how many physical blocks requests hold in any lane. Lent blocks that are free or
@@ -55,7 +55,7 @@ class Report:
         requests hold.
         """
         self._lanes.note_loads()
-        own, members = self._lanes.own, self._lanes.members.values()
+        own, members = self._lanes.own_pool, self._lanes.members.values()
         free = own.free_count() + sum(
             member.lent.lent_count + len(member.lent.reserved) for member in members
         )

@@ -9,7 +9,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.engine.aging import Aging
-from flying_serving.engine.lane import HashBlocks, Lanes
+from flying_serving.engine.lane import EngineLanes, HashBlocks
 from flying_serving.layout.groups import KVSource, aligned_group
 from flying_serving.migration.source import RunningOffer
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
@@ -55,7 +55,7 @@ class LaneRequests:
 
     def __init__(
         self,
-        lanes: Lanes,
+        lanes: EngineLanes,
         add_own: Callable[[Request, int], None],
         aging_s: float,
         clock: Callable[[], float],

@@ -4,7 +4,7 @@ the leader's. The same holds for the devices of an engine.
 After each step a member notes a checksum of all tokens that it has sampled in the group. The leader
 compares it before it gives out tokens of the next step, which were computed from tokens of the
 members. The members have noted the step before they take part in the next one. If that one was
-ordered while the step was outstanding, they note the step right after (`awaited`).
+planned while the step was outstanding, they note the step right after (`awaited`).
 
 Each device of an engine has a worker of its own, which samples for itself. vLLM's executor hands
 the outputs of all of them to the engine. A member whose own devices have sampled different tokens

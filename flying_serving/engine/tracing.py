@@ -48,7 +48,7 @@ class EngineTrace:
         """Record a turn of the loop, by CLOCK_MONOTONIC, that was a step of the lane for groups of
         `size`.
 
-        `message`: the order of a group's step; None in lane 1: then it is the plan whose output has
+        `message`: of a group's step; None in lane 1: then it is the plan whose output has
         come in this turn, if any. `waited_s`: the time in which other members did other work.
         """
         parallelism = Parallelism.TENSOR

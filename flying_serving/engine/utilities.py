@@ -66,7 +66,7 @@ class EngineUtilities(WeightUtilities):
 
     def flying_report(self) -> Any:
         """Return an `EngineReport`: the contents and the work of each lane of this engine."""
-        own, instruments = self.loop.lanes.own, self.loop.instruments
+        own, instruments = self.loop.lanes.own_pool, self.loop.instruments
         durations = instruments.steps.durations
         return encode(
             EngineReport(

@@ -68,7 +68,7 @@ class Driver(Protocol):
         """Return a handle of memory of another process, from its file descriptor."""
 
 
-class Span:
+class DeviceBytes:
     """Bytes of a device at an address, in CUDA's array interface.
 
     `owner`: is kept while a tensor over the bytes exists.
@@ -86,16 +86,16 @@ class Span:
         }
 
 
-def cuda_tensor(span: Span) -> torch.Tensor:
+def cuda_tensor(memory: DeviceBytes) -> torch.Tensor:
     """Return an int8 tensor over bytes of a CUDA device, of which the first has memory.
 
     Raises:
         DeviceMemory: if torch has copied them.
     """
     # without `device`: torch asks the driver which one it is
-    tensor = torch.as_tensor(span)
-    if tensor.data_ptr() != span.address:
-        raise DeviceMemory(f"torch has copied {span.size_bytes} bytes at {span.address:#x}")
+    tensor = torch.as_tensor(memory)
+    if tensor.data_ptr() != memory.address:
+        raise DeviceMemory(f"torch has copied {memory.size_bytes} bytes at {memory.address:#x}")
     return tensor
 
 
@@ -125,7 +125,7 @@ class CudaDevice:
         self,
         driver: Driver,
         number: int,
-        tensor_of: Callable[[Span], torch.Tensor] = cuda_tensor,
+        tensor_of: Callable[[DeviceBytes], torch.Tensor] = cuda_tensor,
     ) -> None:
         self._driver = driver
         self._tensor_of = tensor_of
@@ -190,7 +190,7 @@ class CudaDevice:
 
     def tensor(self, address: int, size_bytes: int, owner: object) -> torch.Tensor:
         """Return an int8 tensor over bytes of which the first has memory; it keeps `owner`."""
-        return self._tensor_of(Span(address, size_bytes, owner))
+        return self._tensor_of(DeviceBytes(address, size_bytes, owner))
 
     def _properties_of_memory(self) -> Any:
         driver = self._driver

@@ -14,8 +14,8 @@ from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.kv_view import KVAddress, KVView, map_memory
 from flying_serving.memory.shared_arena import SharedArena
 
-Lanes = Mapping[int, Sequence[KVView]]
-"""The lanes of a device by group size: a view for each kind of layers."""
+KVViews = Mapping[int, Sequence[KVView]]
+"""The views of a device's KV by the group size of a lane: one for each kind of layers."""
 
 
 def _path(run_dir: str, engine: int, device: int) -> str:
@@ -27,10 +27,10 @@ def announce_kv(
     engine: int,
     device: int,
     memory: Address | SharedArena | bytes,
-    lanes: Lanes,
+    views: KVViews,
 ) -> None:
     """Let peers read the lanes of a device."""
-    shapes = {size: [view.shape() for view in views] for size, views in lanes.items()}
+    shapes = {size: [view.shape() for view in of_lane] for size, of_lane in views.items()}
     announce(_path(run_dir, engine, device), KVAddress(memory, shapes))
 
 
@@ -84,19 +84,19 @@ class PeerKV:
         self._run_dir = run_dir
         self._cuda = cuda
         self._reader = reader
-        self._own: dict[tuple[int, int], Lanes] = {}
-        self._peers: dict[tuple[int, int], Lanes] = {}
+        self._own: dict[tuple[int, int], KVViews] = {}
+        self._peers: dict[tuple[int, int], KVViews] = {}
 
     def share(
         self,
         engine: int,
         device: int,
         memory: Address | SharedArena | bytes,
-        lanes: Lanes,
+        views: KVViews,
     ) -> None:
         """Let peers read the lanes of a device of this process: see `announce_kv`."""
-        self._own[engine, device] = lanes
-        announce_kv(self._run_dir, engine, device, memory, lanes)
+        self._own[engine, device] = views
+        announce_kv(self._run_dir, engine, device, memory, views)
 
     def map(self, engines: Sequence[int], devices: int) -> None:
         """Map the memory of some engines, when all is announced or about to be. Raises PeerMemory
@@ -111,8 +111,8 @@ class PeerKV:
         process maps it.
         """
         self._peers = {
-            (engine, device): lanes
-            for (engine, device), lanes in self._peers.items()
+            (engine, device): views
+            for (engine, device), views in self._peers.items()
             if engine not in engines
         }
 
@@ -126,7 +126,7 @@ class PeerKV:
             found = self._peers[engine, device] = self._map(engine, device)
         return found[size]
 
-    def _map(self, engine: int, device: int) -> Lanes:
+    def _map(self, engine: int, device: int) -> KVViews:
         whose = f"KV memory of engine {engine} device {device}"
         found = announced(_path(self._run_dir, engine, device), KVAddress, whose)
         memory = map_memory(found.memory, whose, self._cuda, self._reader)

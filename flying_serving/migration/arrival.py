@@ -33,7 +33,7 @@ from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.offers import Offer
 from flying_serving.phase import Phase
 
-Way = tuple[Group, int]
+PullRoute = tuple[Group, int]
 """The group that KV comes from, and the size of the lane where it arrives."""
 
 
@@ -134,7 +134,7 @@ class Arrival:
         return str(self.request.request_id)
 
     @property
-    def way(self) -> Way:
+    def route(self) -> PullRoute:
         """The group that its KV comes from, and the lane where it arrives."""
         return self.source.group, self.size
 

@@ -5,7 +5,7 @@ The owner frees a chunk when it is here, so a request never holds all of its blo
 
 from collections.abc import Mapping
 
-from flying_serving.migration.arrival import Arrival, ArrivalPhase, Way
+from flying_serving.migration.arrival import Arrival, ArrivalPhase, PullRoute
 from flying_serving.migration.offers import Offer
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 
@@ -34,19 +34,20 @@ class Chunks:
     def in_order(self) -> list[Arrival]:
         """Return all arrivals, in the order in which they are pulled.
 
-        First the way whose first request has the fewest tokens here, so all ways make the same
-        progress. On each way a request that has come in part is the first.
+        First the route whose first request has the fewest tokens here, so all routes make the same
+        progress. On each route a request that has come in part is the first.
         """
         partial_first = sorted(self._arrivals.values(), key=lambda arrival: not arrival.is_partial)
-        progress_tokens: dict[Way, int] = {}
+        progress_tokens: dict[PullRoute, int] = {}
         for arrival in partial_first:
-            progress_tokens.setdefault(arrival.way, arrival.pulled_tokens)
-        return sorted(partial_first, key=lambda arrival: progress_tokens[arrival.way])
+            progress_tokens.setdefault(arrival.route, arrival.pulled_tokens)
+        return sorted(partial_first, key=lambda arrival: progress_tokens[arrival.route])
 
     def next_stop(self, arrival: Arrival, offer: Offer, now_s: float) -> int | None:
         """Return the token before which the next pull ends, with blocks set aside for it.
 
-        It is `pulled_tokens` while other chunks fill the way, and None if there are too few blocks.
+        It is `pulled_tokens` while other chunks fill the route, and None if there are too few
+        blocks.
         """
         while True:
             pulled_tokens, offered_tokens = arrival.pulled_tokens, arrival.offered_tokens(offer)
@@ -157,9 +158,9 @@ class Chunks:
         return [arrival for arrival in self._arrivals.values() if arrival.size == size]
 
     def _under_way_tokens(self, arrival: Arrival) -> int:
-        """Return the number of tokens that members copy on the same way."""
+        """Return the number of tokens that members copy on the same route."""
         return sum(
             other.pulling_tokens - other.pulled_tokens
             for other in self._arrivals.values()
-            if other.writers and other.way == arrival.way
+            if other.writers and other.route == arrival.route
         )

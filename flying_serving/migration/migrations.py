@@ -17,10 +17,8 @@ OFFER_POLL_S = 0.005
 """Seconds between two looks of a target for more offered KV."""
 
 
-class KVLane(Protocol):
-    """The part of an engine's lane that migrations need. `pool`: of its scheduler, on the
-    leader.
-    """
+class EngineLaneKV(Protocol):
+    """What migrations need of an `EngineLane`. `pool`: of its scheduler, on the leader."""
 
     @property
     def pool(self) -> SchedulerPool | None: ...
@@ -38,7 +36,7 @@ class Migrations:
     def __init__(
         self,
         engine: int,
-        lanes: Mapping[int, KVLane],
+        lanes: Mapping[int, EngineLaneKV],
         source: Source,
         offers: Offers,
         host: MigrationHost,

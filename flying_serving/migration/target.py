@@ -7,7 +7,7 @@ request passes through them. `incoming_requests.py` has the beginning and the en
 from collections.abc import Callable, Mapping
 
 from flying_serving.layout.groups import aligned_group
-from flying_serving.migration.arrival import Arrival, ArrivalPhase, Way
+from flying_serving.migration.arrival import Arrival, ArrivalPhase, PullRoute
 from flying_serving.migration.chunks import Chunks
 from flying_serving.migration.host import MigrationHost
 from flying_serving.migration.incoming_requests import IncomingRequests
@@ -54,25 +54,25 @@ class Target:
     def advance(self, now_s: float, limit_s: float | None) -> None:
         """Pull chunks for about `limit_s`, None: without limit, and admit requests that are here.
 
-        A way is blocked behind a request that lacks blocks, or has come in part.
+        A route is blocked behind a request that lacks blocks, or has come in part.
         """
         self.has_more = False
-        blocked: set[Way] = set()
+        blocked: set[PullRoute] = set()
         for arrival in self.chunks.in_order():
             offer = self._read_offer(arrival, now_s)
             needs_room = arrival.reserved_tokens < arrival.usable_tokens
-            if offer is not None and arrival.way in blocked and needs_room:
+            if offer is not None and arrival.route in blocked and needs_room:
                 arrival.last_progress_s = now_s  # it is not its turn
             elif offer is not None:
                 took_s = self._pull_next(arrival, offer, now_s, limit_s)
                 if took_s is None and arrival.runs_here:  # a prefetch may wait for long
-                    blocked.add(arrival.way)
+                    blocked.add(arrival.route)
                 if took_s is not None and limit_s is not None:
                     limit_s -= took_s
                     if limit_s <= 0.0:
                         return
             if arrival.is_partial:
-                blocked.add(arrival.way)
+                blocked.add(arrival.route)
 
     def _read_offer(self, arrival: Arrival, now_s: float) -> Offer | None:
         """Return the offer for a request; None as long as it cannot be pulled, or members copy.

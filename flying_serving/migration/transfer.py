@@ -16,16 +16,16 @@ import torch
 from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.memory.kv_groups import KVGroups
-from flying_serving.memory.peers import Lanes, PeerKV
-from flying_serving.migration.plan import copies, rank_of
+from flying_serving.memory.peers import KVViews, PeerKV
+from flying_serving.migration.copy_plan import copies, rank_of
 from flying_serving.wire import MigrationRow
 
 REPETITIONS = 3
 PROBE_TOKENS = (64, 1024)
 
 
-class KVLanes(Protocol):
-    """What a pull needs of the lanes of a device: `device` of `devices` in `engine` of `engines`.
+class DeviceLanesKV(Protocol):
+    """What a pull needs of `DeviceLanes`: `device` of `devices` in `engine` of `engines`.
 
     `kv_views`: of each lane; empty if peers cannot read blocks of the attention backend.
     `kv_groups`: the groups of its blocks.
@@ -36,7 +36,7 @@ class KVLanes(Protocol):
     engines: int
     device: int
     devices: int
-    kv_views: Lanes
+    kv_views: KVViews
     kv_groups: KVGroups
     peers: PeerKV
     blocks: int
@@ -45,7 +45,7 @@ class KVLanes(Protocol):
 
 @torch.inference_mode()
 def pull_kv(
-    lanes: KVLanes,
+    lanes: DeviceLanesKV,
     source_blocks: Mapping[int, Sequence[int]],
     target: Group,
     blocks: Sequence[int],
@@ -75,7 +75,7 @@ def pull_kv(
 
 
 def pull_beside_kv(
-    lanes: KVLanes,
+    lanes: DeviceLanesKV,
     source_blocks: Mapping[int, Sequence[int]],
     target: Group,
     blocks: Sequence[int],
@@ -95,18 +95,20 @@ def pull_beside_kv(
         )
 
 
-def map_peers(lanes: KVLanes, engines: Sequence[int]) -> None:
+def map_peers(lanes: DeviceLanesKV, engines: Sequence[int]) -> None:
     """Map the KV of some engines, as they have it now."""
     if lanes.kv_views:
         lanes.peers.map(engines, lanes.devices)
 
 
-def unmap_peers(lanes: KVLanes, engines: Sequence[int]) -> None:
+def unmap_peers(lanes: DeviceLanesKV, engines: Sequence[int]) -> None:
     """Unmap the KV of engines that are lost."""
     lanes.peers.unmap(engines)
 
 
-def measure(lanes: KVLanes, clock: Callable[[], float] = time.perf_counter) -> list[MigrationRow]:
+def measure(
+    lanes: DeviceLanesKV, clock: Callable[[], float] = time.perf_counter
+) -> list[MigrationRow]:
     """Measure how long it takes to pull KV into each lane of a worker, while caches are empty.
 
     All workers of all engines call it at the same time. Returns for each group size and number of
@@ -125,7 +127,7 @@ def measure(lanes: KVLanes, clock: Callable[[], float] = time.perf_counter) -> l
 
 
 def _timed_pulls(
-    lanes: KVLanes,
+    lanes: DeviceLanesKV,
     size: int,
     tokens: int,
     clock: Callable[[], float],

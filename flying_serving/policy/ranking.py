@@ -63,7 +63,7 @@ class Ranking:
     @classmethod
     def of(cls, layouts: Iterable[Layout], snapshot: Snapshot, objective: Objective) -> Ranking:
         """Forecast each of the layouts."""
-        lanes, work = snapshot.lanes, snapshot.work
+        lanes, work = snapshot.lane_figures, snapshot.work
         forecasts = {layout: assess(layout, lanes, work, objective) for layout in layouts}
         return cls(forecasts, not objective.has_slo)
 

@@ -78,7 +78,7 @@ class Snapshot:
         now_s: the time, by the controller's clock.
         layout: the present layout.
         layouts: every layout that may be chosen.
-        lanes: by group size, the abilities of a group.
+        lane_figures: by group size, the abilities of a group.
         loads: requests by group, in the present layout and in older ones that drain.
         work: requests that wait or are expected.
         needs: groups that a layout must have.
@@ -95,7 +95,7 @@ class Snapshot:
     now_s: float
     layout: Layout
     layouts: Sequence[Layout]
-    lanes: Mapping[int, LaneFigures]
+    lane_figures: Mapping[int, LaneFigures]
     loads: Mapping[Group, GroupLoad]
     work: Work
     needs: Sequence[Need] = ()

@@ -124,7 +124,7 @@ class SwitchCandidate:
         streams, begun = work.running - (requests - old_prompts), work.begun - old_begun
         other_work = replace(work, running=max(0.0, streams), begun=max(0.0, begun))
         groups = sum(map(len, layout.groups)) // size
-        ahead = forecast(snapshot.lanes[size], groups, other_work, objective)
+        ahead = forecast(snapshot.lane_figures[size], groups, other_work, objective)
         busy = (
             work.waiting + work.rate * (ahead.ttft_s + work.output_tokens * ahead.tpot_s) / groups
         )
@@ -151,7 +151,7 @@ class SwitchCandidate:
         return self._figure(self.other_work, interference)
 
     def _figure(self, work: Work, interference: Interference) -> float:
-        lanes = self.snapshot.lanes
+        lanes = self.snapshot.lane_figures
         return self.measure(assess(self.layout, lanes, work, self.objective, interference))
 
     def weave(self, blocked_s: float = 0.0) -> float:
@@ -183,7 +183,9 @@ class SwitchCandidate:
         busy_s = (
             work.waiting + arriving
         ) * ahead.ttft_s / self.groups + work.output_tokens * ahead.tpot_s
-        used = min(1.0, work.rate / first_per_s(self.snapshot.lanes[self.size], self.groups, work))
+        used = min(
+            1.0, work.rate / first_per_s(self.snapshot.lane_figures[self.size], self.groups, work)
+        )
         paused_s = min(busy_s / max(1 - used, busy_s / horizon_s), horizon_s) * min(
             1.0, work.waiting + arriving
         )
@@ -196,7 +198,7 @@ class SwitchCandidate:
         Until then a step of the new layout counts as longer by `slower`, so that it has the present
         one's capacity.
         """
-        lanes, work = self.snapshot.lanes, self.snapshot.work
+        lanes, work = self.snapshot.lane_figures, self.snapshot.work
         slower = _slower(self.snapshot, self.layout)
         step_s = self.forecast.tpot_s * (1 + slower)
         until_s = max(
@@ -238,7 +240,7 @@ class SwitchCandidate:
 
         Enclosing groups migrate KV side by side; other KV is prefilled again.
         """
-        lanes = self.snapshot.lanes
+        lanes = self.snapshot.lane_figures
         again_tokens = 0.0
         migrating_s: defaultdict[Group, float] = defaultdict(float)
         for group in self.old:
@@ -264,7 +266,7 @@ def _slower(snapshot: Snapshot, layout: Layout) -> float:
     """Return the share by which a step of `layout` has to be longer for it to have the present
     layout's capacity.
     """
-    lanes, work = snapshot.lanes, snapshot.work
+    lanes, work = snapshot.lane_figures, snapshot.work
     return capacity(layout, lanes, work) / capacity(snapshot.layout, lanes, work) - 1
 
 
@@ -281,7 +283,7 @@ def _closed(
     if closed_s <= 0.0:
         return 0.0
     until = Interference(woven_s=closed_s, overlap=max(0.0, _slower(snapshot, layout)))
-    waiting = assess(layout, snapshot.lanes, snapshot.work, objective, until)
+    waiting = assess(layout, snapshot.lane_figures, snapshot.work, objective, until)
     return max(0.0, measure(waiting) - there)
 
 
@@ -307,7 +309,7 @@ class DrainingGroup:
 
     @classmethod
     def of(cls, snapshot: Snapshot, group: Group, load: GroupLoad) -> DrainingGroup:
-        lane = snapshot.lanes[len(group)]
+        lane = snapshot.lane_figures[len(group)]
         prefill_s = lane.prompts_s(load.prefill_tokens, load.prompts)
         step_s = lane.step_s(0, load.requests, load.requests * load.context_tokens)
         alone_s, mean_s = (
@@ -346,7 +348,7 @@ def costs(
     if urgent:
         objective = replace(objective, urgency=weight(urgent=True))
     if there is None or urgent:
-        there = measure(assess(layout, snapshot.lanes, snapshot.work, objective))
+        there = measure(assess(layout, snapshot.lane_figures, snapshot.work, objective))
     closed = _closed(snapshot, layout, objective, measure, there)
     if not leave:
         return {"weave": closed}
@@ -408,8 +410,8 @@ def _soft(snapshot: Snapshot, size: int, drain_s: float, urgency: float) -> floa
 
     Then they migrate to the group or are prefilled again.
     """
-    work = snapshot.work
-    narrow, wide, cost = snapshot.lanes[1], snapshot.lanes[size], snapshot.lanes[size].migration
+    work, figures = snapshot.work, snapshot.lane_figures
+    narrow, wide, cost = figures[1], figures[size], figures[size].migration
     fixed_s = max(0.0, narrow.cost.fixed_s - wide.cost.fixed_s)
     prefill_s = max(
         0.0, narrow.prompts_s(work.prompt_tokens, 1) - wide.prompts_s(work.prompt_tokens, 1)

@@ -133,7 +133,7 @@ def _part(snapshot: Snapshot, objective: Objective) -> Decision | None:
     It is the group with the least load of those without a long request, and without which no need
     is unmet.
     """
-    narrowest = min(snapshot.lanes)
+    narrowest = min(snapshot.lane_figures)
     shares = {
         group: _share(snapshot, group)
         for group in snapshot.layout.groups
@@ -176,7 +176,8 @@ def _share(snapshot: Snapshot, group: Group) -> float:
     load = snapshot.loads.get(group)
     if load is None:
         return 0.0
-    return load.booked_tokens / (len(group) * snapshot.lanes[min(snapshot.lanes)].kv_tokens)
+    figures = snapshot.lane_figures
+    return load.booked_tokens / (len(group) * figures[min(figures)].kv_tokens)
 
 
 def _parted(layout: Layout, group: Group) -> Layout:

@@ -2,7 +2,7 @@
 
 An engine may have work in several lanes at once. Its *present* lane is the one whose group the
 layout names. Lanes of older layouts still drain. It also has messages: steps that other leaders
-ordered.
+planned.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class ServeMessage:
 
 @dataclass(frozen=True)
 class StepLane:
-    """Step a lane that this engine leads: run it (size 1), or order a step of its group."""
+    """Step a lane that this engine leads: run it (size 1), or plan a step of its group."""
 
     size: int
 

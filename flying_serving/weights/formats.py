@@ -28,8 +28,8 @@ METHODS = ("compressed-tensors", "gptq", "auto_gptq", "awq", "auto_awq", "fp8")
 """Values of vLLM's `quantization` whose layers have kernels of the table."""
 
 
-class Way(Enum):
-    """The way in which a lane multiplies with its part of a layer."""
+class PartForm(Enum):
+    """The form in which a lane has its part of a layer, and so how it multiplies with it."""
 
     VIEWS = "views"
     """One call of vLLM's method, over views of the one weight."""
@@ -64,7 +64,7 @@ class Format:
     Args:
         tensors: by the name of a parameter. Names that a method does not have do no harm.
         outputs, inputs: the sizes of the kernel's blocks. A part has whole ones.
-        way: see `Way`.
+        part_form: see `PartForm`.
         input_rounding: the share of a product by which degrees may differ. Each rank rounds its
             own inputs, with a scale of its own, in stock vLLM too.
         of_inputs: returns the kernel that multiplies with a view of some inputs, by the layer's
@@ -72,7 +72,7 @@ class Format:
     """
 
     tensors: Mapping[str, Axes]
-    way: Way
+    part_form: PartForm
     outputs: int = 1
     inputs: int = 1
     input_rounding: float = 0.0
@@ -103,14 +103,14 @@ FORMATS: dict[str, Format] = {
             "scales": Axes(1, 0),
             "qzeros": Axes(1, 0),
         },
-        Way.INPUTS_APART,
+        PartForm.INPUTS_APART,
         outputs=32,
         inputs=32,
     ),
     # FP8 with a scale for each weight: that of a fused layer is its largest, so equal on all ranks
     "PerTensorTorchFP8ScaledMMLinearKernel": Format(
         {"weight": Axes(1, 0), "weight_scale": WHOLE, "input_scale": WHOLE},
-        Way.VIEWS,
+        PartForm.VIEWS,
         outputs=16,
         inputs=16,
         input_rounding=FP8_ROUNDING,
@@ -118,7 +118,7 @@ FORMATS: dict[str, Format] = {
     # FP8 with a scale for each output
     "ChannelWiseTorchFP8ScaledMMLinearKernel": Format(
         {"weight": Axes(1, 0), "weight_scale": Axes(0), "input_scale": WHOLE},
-        Way.VIEWS,
+        PartForm.VIEWS,
         outputs=16,
         inputs=16,
         input_rounding=FP8_ROUNDING,
@@ -126,7 +126,7 @@ FORMATS: dict[str, Format] = {
     # FP8 with a scale for each output or weight, on CUDA
     "CutlassFP8ScaledMMLinearKernel": Format(
         {"weight": Axes(1, 0), "weight_scale": Axes(0), "input_scale": WHOLE},
-        Way.VIEWS,
+        PartForm.VIEWS,
         outputs=FP8_BYTES,
         inputs=FP8_BYTES,
         input_rounding=FP8_ROUNDING,
@@ -135,18 +135,18 @@ FORMATS: dict[str, Format] = {
     # FP8 with a scale for each block, on CUDA
     "CutlassFp8BlockScaledMMKernel": Format(
         FP8_BLOCKS,
-        Way.VIEWS,
+        PartForm.VIEWS,
         outputs=FP8_BYTES,
         inputs=FP8_BYTES,
         input_rounding=FP8_ROUNDING,
         of_inputs=strided,
     ),
     "DeepGemmFp8BlockScaledMMKernel": Format(
-        FP8_BLOCKS, Way.VIEWS, outputs=64, inputs=128, input_rounding=FP8_ROUNDING
+        FP8_BLOCKS, PartForm.VIEWS, outputs=64, inputs=128, input_rounding=FP8_ROUNDING
     ),
     "FlashInferFp8DeepGEMMDynamicBlockScaledKernel": Format(
         FP8_BLOCKS,
-        Way.VIEWS,
+        PartForm.VIEWS,
         outputs=64,
         inputs=128,
         input_rounding=FP8_ROUNDING,
@@ -154,7 +154,7 @@ FORMATS: dict[str, Format] = {
     ),
     "TritonFp8BlockScaledMMKernel": Format(
         FP8_BLOCKS,
-        Way.VIEWS,
+        PartForm.VIEWS,
         outputs=FP8_BYTES,
         inputs=FP8_BYTES,
         input_rounding=FP8_ROUNDING,
@@ -167,7 +167,7 @@ FORMATS: dict[str, Format] = {
             "input_scale": WHOLE,
             "input_zero_point": WHOLE,
         },
-        Way.OPAQUE,
+        PartForm.OPAQUE,
         input_rounding=INT8_ROUNDING,
     ),
 }
@@ -215,7 +215,7 @@ def _place_of_kernel(owner: Any) -> str | None:
 def is_opaque(layer: Any) -> bool:
     """Return whether vLLM's kernel has not processed a layer, as units are to be processed."""
     known = FORMATS.get(type(kernel_of(layer)).__name__)
-    return known is not None and known.way is Way.OPAQUE
+    return known is not None and known.part_form is PartForm.OPAQUE
 
 
 def format_of(name: str, layer: Any) -> Format:

@@ -5,7 +5,7 @@ from torch.nn import Module
 from flying_serving.weights.adapters import Adapter
 from flying_serving.weights.experts import Experts
 from flying_serving.weights.latent import LatentAttention, LatentProjection
-from flying_serving.weights.linear import Column, Row
+from flying_serving.weights.linear import ColumnParallel, RowParallel
 from flying_serving.weights.plain import Whole
 from flying_serving.weights.quantized import Quantized, ScaledKV
 from flying_serving.weights.recurrent import Convolution, Mamba, Multiplied, RecurrentColumn
@@ -17,8 +17,8 @@ RULES: list[type[Rule]] = [
     LatentProjection,
     Quantized,
     RecurrentColumn,
-    Column,
-    Row,
+    ColumnParallel,
+    RowParallel,
     Vocabulary,
     Experts,
     LatentAttention,

@@ -7,7 +7,7 @@ from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 
 from flying_serving.errors import WeightError
 from flying_serving.weights.formats import is_quantized
-from flying_serving.weights.linear import Column, column_bias
+from flying_serving.weights.linear import ColumnParallel, column_bias
 from flying_serving.weights.plain import part_of
 from flying_serving.weights.quantized import ScaledKV
 from flying_serving.weights.rule import Layer
@@ -26,7 +26,7 @@ def _attention_of(layer: Layer) -> dict[str, MLAAttention]:
     return {name: owner for name, owner in owners if isinstance(owner, MLAAttention)}
 
 
-class LatentProjection(Column):
+class LatentProjection(ColumnParallel):
     """The projection whose weight latent attention reads as it was loaded.
 
     Packing it would be a second copy. vLLM does not pack it either.

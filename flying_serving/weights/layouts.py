@@ -5,9 +5,9 @@ import torch
 from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.weights import loading
-from flying_serving.weights.lending.arena_placement import Placement
+from flying_serving.weights.lending.arena_placement import ArenaPlacement
 from flying_serving.weights.lending.device_pages import ALIGNED_BYTES, STAGED_BYTES, DevicePages
 from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.methods import hide_products
@@ -15,7 +15,7 @@ from flying_serving.weights.share import SharedWeights
 
 
 def shared_weights(
-    lane1: Lane,
+    lane1: DeviceLane,
     engine: int,
     widest: int,
     pack: bool,
@@ -30,7 +30,7 @@ def shared_weights(
     model = lane1.model
     if file is not None and not pack:
         assert cuda is not None
-        placement = Placement(_pages_of(lane1, file, cuda), engine % widest, widest)
+        placement = ArenaPlacement(_pages_of(lane1, file, cuda), engine % widest, widest)
         return SharedWeights(model, widest, None, placement=placement)
     packing = loading.packing(lane1.config.model_config.dtype) if pack else None
     if file is not None and packing is None:
@@ -39,7 +39,7 @@ def shared_weights(
     return SharedWeights(model, widest, packing, file)
 
 
-def hide_compiled_products(lane1: Lane, pack: bool) -> None:
+def hide_compiled_products(lane1: DeviceLane, pack: bool) -> None:
     """Make each product with packed weights one operation for torch.compile, if lane 1 is
     compiled. `pack`: as for `shared_weights`, whose lanes are bound.
     """
@@ -49,7 +49,7 @@ def hide_compiled_products(lane1: Lane, pack: bool) -> None:
         hide_products(lane1.model, config.compilation_config.static_forward_context)
 
 
-def _pages_of(lane1: Lane, file: WeightFile, cuda: CudaDevice) -> DevicePages:
+def _pages_of(lane1: DeviceLane, file: WeightFile, cuda: CudaDevice) -> DevicePages:
     """Return the pages of an arena with addresses for all weights of a model.
 
     Kernels of routed experts may have a larger format, which gets as many addresses again.

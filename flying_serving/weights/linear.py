@@ -71,7 +71,7 @@ class Linear(Rule):
         return Parameter(part, requires_grad=False)
 
 
-class Column(Linear):
+class ColumnParallel(Linear):
     """A layer whose outputs are cut."""
 
     of = ColumnParallelLinear
@@ -97,7 +97,7 @@ class Column(Linear):
         return storage
 
 
-class Row(Linear):
+class RowParallel(Linear):
     """A layer whose inputs are cut."""
 
     of = RowParallelLinear

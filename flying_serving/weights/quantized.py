@@ -3,7 +3,7 @@
 vLLM loads and processes the layer for lane 1. Many kernels keep a weight such that a part of it is
 a view. Then a lane's product is one call of vLLM's own method over views. So a lane rounds its
 input and adds as a rank of stock vLLM does at that degree. `formats.py` says for which kernels this
-holds, and which way the others have.
+holds, and which form parts of the others have.
 """
 
 import copy
@@ -22,7 +22,7 @@ from flying_serving.vllm_adapter.weights.fp8 import with_outputs
 from flying_serving.vllm_adapter.weights.int8 import Int8Inputs, Int8Unit
 from flying_serving.weights.formats import (
     ALL,
-    Way,
+    PartForm,
     check_quantized,
     format_of,
     has_several,
@@ -33,9 +33,9 @@ from flying_serving.weights.formats import (
     with_kernel,
 )
 from flying_serving.weights.linear import (
-    Column,
+    ColumnParallel,
     Linear,
-    Row,
+    RowParallel,
     column_bias,
     row_bias,
     tensors_of,
@@ -68,7 +68,7 @@ class Quantized(Linear):
     def cut(cls, layer: Layer, engines: int) -> tuple[Segment, ...]:
         """See `Rule`. Raises WeightError as `check_quantized`, too."""
         segments: tuple[Segment, ...] = (Segment(layer.module.output_size, 1),)
-        for kind in (Column, Row):
+        for kind in (ColumnParallel, RowParallel):
             if kind.matches(layer):
                 segments = kind.cut(layer, engines)
         check_quantized(layer.name, layer.module, segments)
@@ -83,18 +83,18 @@ class Quantized(Linear):
 
     def stored(self, store: Store) -> SharedLinear:
         full, segments, weight = self.full, self.segments, QuantizedLayer(self.name, self.full)
-        self.input_rounding, way = weight.format.input_rounding, weight.format.way
+        self.input_rounding, form = weight.format.input_rounding, weight.format.part_form
         if not weight.has_data:
             return _NoProducts()
         if not isinstance(full, RowParallelLinear):
-            columns = _opaque_columns if way is Way.OPAQUE else QuantizedLayer.columns
+            columns = _opaque_columns if form is PartForm.OPAQUE else QuantizedLayer.columns
             return columns(weight, segments, column_bias(full))
-        rows: dict[Way, Callable[..., SharedLinear]] = {
-            Way.VIEWS: _Rows,
-            Way.INPUTS_APART: QuantizedLayer.rows_apart,
-            Way.OPAQUE: _opaque_rows,
+        rows: dict[PartForm, Callable[..., SharedLinear]] = {
+            PartForm.VIEWS: _RowViews,
+            PartForm.INPUTS_APART: QuantizedLayer.inputs_apart,
+            PartForm.OPAQUE: _opaque_rows,
         }
-        return rows[way](weight, *segments, row_bias(full))
+        return rows[form](weight, *segments, row_bias(full))
 
     def bind(self, layer: Layer, rank: int, degree: int) -> None:
         if self.made:
@@ -178,7 +178,7 @@ class QuantizedLayer:
             return self._product(tensors, bias, self.kernel)
         return self._product(tensors, bias, other(self.kernel))
 
-    def rows_apart(self, segment: Segment, bias: torch.Tensor | None) -> "_RowsApart":
+    def inputs_apart(self, segment: Segment, bias: torch.Tensor | None) -> "_InputsApart":
         """Return the products with units of inputs, each in one piece. The layer's tensors that
         are copied for it are released.
         """
@@ -192,7 +192,7 @@ class QuantizedLayer:
             units.append(self._product(pieces, None if unit else bias, self.kernel))
         for key in copied:
             release(self.layer, key)
-        return _RowsApart(units, segment)
+        return _InputsApart(units, segment)
 
     def _product(
         self, tensors: dict[str, torch.Tensor], bias: torch.Tensor | None, kernel: Any
@@ -209,7 +209,7 @@ class QuantizedLayer:
         return part_of(self._tensors[key], self.format.tensors[key], self._sizes, outputs, inputs)
 
 
-class _Rows:
+class _RowViews:
     """Row-parallel: a rank multiplies with its inputs, in one product with views."""
 
     def __init__(self, weight: QuantizedLayer, segment: Segment, bias: torch.Tensor | None) -> None:
@@ -225,7 +225,7 @@ class _Rows:
         return self._parts[rank, degree]
 
 
-class _RowsApart:
+class _InputsApart:
     """Row-parallel, with a product for each unit of inputs: a rank adds those of its units."""
 
     def __init__(self, units: Sequence[Matmul], segment: Segment) -> None:

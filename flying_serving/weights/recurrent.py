@@ -14,7 +14,7 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
 from flying_serving.weights.formats import is_quantized
-from flying_serving.weights.linear import Column, by_heads
+from flying_serving.weights.linear import ColumnParallel, by_heads
 from flying_serving.weights.plain import Whole
 from flying_serving.weights.rule import Layer
 from flying_serving.weights.storage import bias_part
@@ -28,7 +28,7 @@ _Parts = tuple[tuple[int, ...], tuple[int, ...]]
 """The sizes of the fused parts of a layer, and how many heads, or groups of heads, each has."""
 
 
-class RecurrentColumn(Column):
+class RecurrentColumn(ColumnParallel):
     """A layer whose fused parts have heads, and groups of them that are fewer."""
 
     @classmethod

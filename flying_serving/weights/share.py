@@ -3,7 +3,7 @@
 from torch.nn import Module
 
 from flying_serving.weights.kinds import rule_of
-from flying_serving.weights.lending.arena_placement import Placement
+from flying_serving.weights.lending.arena_placement import ArenaPlacement
 from flying_serving.weights.plain import Whole, refuse_foreign, storages
 from flying_serving.weights.rule import Rule, layers_of
 from flying_serving.weights.store import Store
@@ -32,7 +32,7 @@ class SharedWeights:
         widest: int,
         pack: Pack | None,
         pages: WeightPages | None = None,
-        placement: Placement | None = None,
+        placement: ArenaPlacement | None = None,
     ) -> None:
         self._model = model
         self._store = Store(widest, pack, pages, placement)

@@ -7,7 +7,7 @@ from torch.nn import Module, Parameter
 
 from flying_serving.errors import WeightError
 from flying_serving.layout.shards import Segment
-from flying_serving.weights.lending.arena_placement import Placement
+from flying_serving.weights.lending.arena_placement import ArenaPlacement
 from flying_serving.weights.lending.droppable import DroppableUnits
 from flying_serving.weights.storage import (
     PackedColumns,
@@ -35,7 +35,7 @@ class Store:
         widest: int,
         pack: Pack | None,
         pages: WeightPages | None = None,
-        placement: Placement | None = None,
+        placement: ArenaPlacement | None = None,
     ) -> None:
         self.widest, self.packs = widest, pack is not None
         self.droppable = DroppableUnits(pages, placement)

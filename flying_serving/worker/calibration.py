@@ -16,8 +16,8 @@ from flying_serving.errors import LaneError
 from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.parallelism import Parallelism
 from flying_serving.predict.probes import ENOUGH_S, Probe, probes
-from flying_serving.vllm_adapter.model_runner.batches import decode_steps, prefill_steps
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.made_up_steps import decode_steps, prefill_steps
 from flying_serving.wire import CalibrationRow
 
 REPETITIONS = 3
@@ -65,7 +65,7 @@ def steps_of(probe: Probe, groups: KVGroups) -> Iterator[Any]:
 
 
 @torch.inference_mode()
-def calibrate_lanes(lanes: Mapping[int, Lane], blocks: int) -> list[CalibrationRow]:
+def calibrate_lanes(lanes: Mapping[int, DeviceLane], blocks: int) -> list[CalibrationRow]:
     """Measure all lanes of a device, in each way that their steps may have. `blocks`: KV blocks
     that have memory. Raises LaneError as `calibrate`.
     """

@@ -13,13 +13,13 @@ import torch
 
 from flying_serving.errors import ConfigError, GroupBroken, LaneError
 from flying_serving.parallelism import Parallelism
-from flying_serving.vllm_adapter.model_runner.batches import (
+from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.made_up_steps import (
     CHECK_REQUESTS,
     CHECK_TOKENS,
     check_steps,
 )
-from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
-from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.vllm_adapter.model_runner.rank_widths import (
     activations_by_width,
     widths_of_ranks,
@@ -37,7 +37,7 @@ from flying_serving.worker.selfcheck import (
 from flying_serving.worker.token_check import compare_shares
 
 
-def most_requests(lane1: Lane, blocks: int) -> int:
+def most_requests(lane1: DeviceLane, blocks: int) -> int:
     """Return how many made-up requests of a check fit in a step, each in blocks of its own.
 
     `blocks`: KV blocks of lane 1.
@@ -56,7 +56,7 @@ def most_requests(lane1: Lane, blocks: int) -> int:
     return int(min(scheduler.max_num_seqs, groups.most_requests(blocks - 1), in_a_step))
 
 
-def _by_reason(lanes: Iterable[Lane]) -> dict[str | None, list[int]]:
+def _by_reason(lanes: Iterable[DeviceLane]) -> dict[str | None, list[int]]:
     """Return the sizes of lanes by why they have no token parallel steps; None: they have some."""
     found: defaultdict[str | None, list[int]] = defaultdict(list)
     for lane in lanes:
@@ -89,7 +89,7 @@ class LaneChecks:
 
     def __init__(
         self,
-        lanes: Iterable[Lane],
+        lanes: Iterable[DeviceLane],
         say: Callable[[str], None],
         input_rounding: float,
         *,
@@ -161,7 +161,7 @@ class LaneChecks:
         self._say(f"lanes equal lane 1 within {largest:.1e}; comparing took {took_s:.2f} s")
 
     def _compare_token_parallel(
-        self, lane: Lane, steps: Iterable[Any], expected: LayerOutputs, allowed: float
+        self, lane: DeviceLane, steps: Iterable[Any], expected: LayerOutputs, allowed: float
     ) -> None:
         """Compare the token parallel steps of a lane with lane 1. If they fail, or differ on any
         engine that measures its steps together with this one, the lane has none.

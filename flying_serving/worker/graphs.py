@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.model_runner.batches import check_steps
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.graphs import Captured, are_asked, bytes_of_groups
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.made_up_steps import check_steps
 from flying_serving.vllm_adapter.model_runner.stages import Kind
 from flying_serving.worker.compiled import allowed
 from flying_serving.worker.selfcheck import Difference, compare, record
@@ -41,7 +41,7 @@ class LaneGraphs:
 
     def __init__(
         self,
-        lanes: Iterable[Lane],
+        lanes: Iterable[DeviceLane],
         say: Callable[[str], None],
         *,
         eager_where_refused: bool = False,
@@ -91,7 +91,7 @@ class LaneGraphs:
         if self._are_asked:
             self._check(self._lane1, most)
 
-    def _check(self, lane: Lane, most: int) -> None:
+    def _check(self, lane: DeviceLane, most: int) -> None:
         try:
             largest = check_graphs(lane, most)
         except LaneError as error:
@@ -116,7 +116,7 @@ def summary(size: int, captured: Captured) -> str:
     )
 
 
-def check_graphs(lane: Lane, most: int) -> float:
+def check_graphs(lane: DeviceLane, most: int) -> float:
     """Compare decode steps of at most `most` requests that replay a graph with the same steps run
     eagerly.
 
@@ -135,7 +135,7 @@ def check_graphs(lane: Lane, most: int) -> float:
     return max(one.share for of_count in differences.values() for one in of_count)
 
 
-def refusal(lane: Lane, differences: dict[int, list[Difference]]) -> str | None:
+def refusal(lane: DeviceLane, differences: dict[int, list[Difference]]) -> str | None:
     """Return why the graphs of a lane must not be used, or None; `differences`: by requests."""
     if not differences:
         return (
@@ -157,13 +157,13 @@ def refusal(lane: Lane, differences: dict[int, list[Difference]]) -> str | None:
     return None
 
 
-def _counts(lane: Lane, most: int) -> list[int]:
+def _counts(lane: DeviceLane, most: int) -> list[int]:
     """Return the numbers of requests whose steps are compared: one, a padded one and the most."""
     largest = min([most, *lane.graphs.requests[-1:]])
     return sorted({count for count in (1, _PADDED, largest) if 0 < count <= most})
 
 
-def _differences(lane: Lane, requests: int) -> list[Difference]:
+def _differences(lane: DeviceLane, requests: int) -> list[Difference]:
     vocabulary = lane.config.model_config.get_vocab_size()
     steps: Callable[[], Iterator[Any]] = partial(
         check_steps, requests, vocabulary, lane.kv.groups, DECODES

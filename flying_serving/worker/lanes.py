@@ -19,7 +19,7 @@ from flying_serving.memory.shared_arena import SharedArena, share_arena
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 from flying_serving.vllm_adapter.kv.views import alike_layers, views_of_lanes
 from flying_serving.vllm_adapter.model_runner.configuration import lane_config
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel, obstacle
 from flying_serving.weights.layouts import hide_compiled_products, shared_weights
 from flying_serving.weights.lending.lent_memory import LentMemory
@@ -39,7 +39,7 @@ def _tensor_only(deployment: Deployment) -> str | None:
     return "--lend-weights" if deployment.lends else None
 
 
-class Lanes(dict[int, Lane]):
+class DeviceLanes(dict[int, DeviceLane]):
     """The lanes of one device of an engine by group size, lane 1 first, and all that they share.
 
     `lane1`: its model is loaded and not yet packed. `pack_weights`: as `LaneWorker.pack_weights`.
@@ -53,7 +53,7 @@ class Lanes(dict[int, Lane]):
 
     def __init__(
         self,
-        lane1: Lane,
+        lane1: DeviceLane,
         deployment: Deployment,
         device: int,
         *,
@@ -66,8 +66,8 @@ class Lanes(dict[int, Lane]):
         self.communicators = lane1.communicators
         self.weight_bytes = sum(weight.nbytes for weight in lane1.model.parameters())
         self._say = partial(log_progress, self.engine, device)
-        self._say(f"sharing the weights with groups of {list(deployment.lanes)} engines")
-        for size in deployment.lanes:
+        self._say(f"sharing the weights with groups of {list(deployment.wider_sizes)} engines")
+        for size in deployment.wider_sizes:
             self[size] = self._build(size, deployment)
         self.lent = LentMemory(deployment, self.engine, device)
         self.input_rounding = self._share_weights(pack_weights, cuda)
@@ -78,15 +78,15 @@ class Lanes(dict[int, Lane]):
         self.calibration: list[CalibrationRow] = []
 
     @property
-    def wider(self) -> list[Lane]:
+    def wider(self) -> list[DeviceLane]:
         """The lanes for groups of several engines."""
         return [lane for lane in self.values() if lane.size > 1]
 
-    def _build(self, size: int, deployment: Deployment) -> Lane:
+    def _build(self, size: int, deployment: Deployment) -> DeviceLane:
         """Build a lane that has no weights yet."""
         lane1, tokens = self[1], self._block_tokens(size)
         config = lane_config(lane1.config, size, tokens, captures=deployment.captures_groups)
-        lane = Lane.build(config, aligned_group(self.engine, size), lane1)
+        lane = DeviceLane.build(config, aligned_group(self.engine, size), lane1)
         group = self.communicators.same_device(size)
         why = _tensor_only(deployment) or obstacle(lane1, lane, size)
         lane.divides_tokens = why or TokenParallel(lane, lane1, group).used

@@ -1,10 +1,10 @@
 """Models that a worker refuses once it knows their layers."""
 
 from flying_serving.errors import Unsupported
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 
 
-def refuse_without_kv(lane1: Lane) -> None:
+def refuse_without_kv(lane1: DeviceLane) -> None:
     """Raise Unsupported if no layer keeps KV, as in BERT, whose tokens see later ones: requests are
     counted by their KV.
     """
@@ -12,7 +12,7 @@ def refuse_without_kv(lane1: Lane) -> None:
         raise _of(lane1, "models without KV")
 
 
-def refuse_not_causal(lane1: Lane) -> None:
+def refuse_not_causal(lane1: DeviceLane) -> None:
     """Raise Unsupported if prompt tokens see later ones: outputs of a migrated request are computed
     as its prompt.
 
@@ -23,6 +23,6 @@ def refuse_not_causal(lane1: Lane) -> None:
         raise _of(lane1, "models with attention that is not causal")
 
 
-def _of(lane1: Lane, kind: str) -> Unsupported:
+def _of(lane1: DeviceLane, kind: str) -> Unsupported:
     architecture = lane1.config.model_config.architecture
     return Unsupported(f"--model: {kind} ({architecture}) cannot be served by Flying Serving yet")

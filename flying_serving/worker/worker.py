@@ -22,12 +22,12 @@ from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice, cuda_driver
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter.cpu_build import tiles
+from flying_serving.vllm_adapter.cpu_build import amx
 from flying_serving.vllm_adapter.distributed import nccl
 from flying_serving.vllm_adapter.distributed.world import TorchWorld
 from flying_serving.vllm_adapter.kv.cache import kv_memory_from
 from flying_serving.vllm_adapter.kv.windows import all_are_local
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.processes.queues import note_in
 from flying_serving.vllm_adapter.request_kinds import adapt_runner
@@ -38,7 +38,7 @@ from flying_serving.worker.calibration import calibrate_lanes
 from flying_serving.worker.checks import LaneChecks, most_requests
 from flying_serving.worker.contexts import PeerContexts, open_context, reach_memory
 from flying_serving.worker.graphs import LaneGraphs
-from flying_serving.worker.lanes import Lanes, log_progress
+from flying_serving.worker.lanes import DeviceLanes, log_progress
 from flying_serving.worker.memory_items import MemoryItems
 from flying_serving.worker.parent import end_with_parent, leave_signals_to_parent
 from flying_serving.worker.refusals import refuse_not_causal, refuse_without_kv
@@ -117,8 +117,8 @@ class LaneWorker:
         if deployment.collectives != "pynccl":
             self.communicators.use_shared_memory(run_dir, deadline_s)
             return
-        site = nccl.Site(self.engine, worker.device, deadline_s, Watchdog.of(deployment))
-        self.communicators.use_ends(run_dir, site.open_end)
+        member = nccl.NcclMember(self.engine, worker.device, deadline_s, Watchdog.of(deployment))
+        self.communicators.use_ends(run_dir, member.open_end)
 
     def load_model(self, **options: Any) -> None:
         """Load lane 1 as vLLM does, then share its weights with the other lanes."""
@@ -129,8 +129,10 @@ class LaneWorker:
         self._taken("the model")
         adapt_runner(worker.model_runner, self.deployment.run_dir, self.engine)
         with told_to_server(self.deployment.run_dir, self.engine):
-            self.lanes = Lanes(
-                Lane(worker.model_runner, worker.vllm_config, (self.engine,), self.communicators),
+            self.lanes = DeviceLanes(
+                DeviceLane(
+                    worker.model_runner, worker.vllm_config, (self.engine,), self.communicators
+                ),
                 self.deployment,
                 worker.rank,
                 pack_weights=self.pack_weights,
@@ -231,13 +233,13 @@ class LaneWorker:
         self.lane_checks.compare_lanes(self.lanes.blocks)
 
     def on_lane(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the `Lane` for groups of `size` for the engine, through vLLM's
+        """Call a function of the `DeviceLane` for groups of `size` for the engine, through vLLM's
         `collective_rpc`. Returns its answer.
         """
         return function(self.lanes[size], *args)
 
     def on_lanes(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of all `Lanes`, as `on_lane`."""
+        """Call a function of the `DeviceLanes`, as `on_lane`."""
         return function(self.lanes, *args)
 
     def update_max_model_len(self, max_model_len: int) -> None:
@@ -276,7 +278,7 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
     ) -> None:
         deployment = deployment_of(vllm_config.additional_config)
         take_place(deployment, vllm_config.parallel_config.data_parallel_index, rank)
-        tiles.permit()
+        amx.permit()
         super().__init__(vllm_config, local_rank, rank, *args, **kwargs)
 
 

@@ -135,8 +135,8 @@ def test_engines_are_a_power_of_two(engines: int) -> None:
 def test_sizes_of_a_deployment() -> None:
     """The widest group, and the sizes that need a lane of their own."""
     assert deployment().widest == 4
-    assert deployment().lanes == (2, 4)
-    assert deployment(engines=1, group_sizes=(1,)).lanes == ()
+    assert deployment().wider_sizes == (2, 4)
+    assert deployment(engines=1, group_sizes=(1,)).wider_sizes == ()
 
 
 @given(

@@ -21,7 +21,7 @@ def microseconds(at_s: float) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class TraceRow:
     """The row of a process of the server in the trace: process `tid` of the server `pid`, the frame
     of all rows.
 
@@ -84,14 +84,14 @@ class Row:
         return {"name": name, "ph": "M", "ts": 0, "pid": self.pid, "tid": self.tid, "args": args}
 
 
-def server_row(pid: int) -> Row:
+def server_row(pid: int) -> TraceRow:
     """Return the row of the server, with the cutovers."""
-    return Row(pid, pid, "switches", 0)
+    return TraceRow(pid, pid, "switches", 0)
 
 
-def engine_row(engine: int, server_pid: int, pid: int) -> Row:
+def engine_row(engine: int, server_pid: int, pid: int) -> TraceRow:
     """Return the row of an engine, with its steps."""
-    return Row(server_pid, pid, f"engine {engine}", 1 + engine)
+    return TraceRow(server_pid, pid, f"engine {engine}", 1 + engine)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class TracedStep:
     parallelism: str = "tensor"
 
 
-def step(row: Row, of: TracedStep, began_s: float, ended_s: float, waited_s: float) -> Event:
+def step(row: TraceRow, of: TracedStep, began_s: float, ended_s: float, waited_s: float) -> Event:
     """Return one step on the engine of `row`; `waited_s`: the time that other members of the group
     did other work.
     """
@@ -133,26 +133,26 @@ class TracedPull:
     blocks_in_use: int
 
 
-def pull(row: Row, of: TracedPull, began_s: float, ended_s: float) -> Event:
+def pull(row: TraceRow, of: TracedPull, began_s: float, ended_s: float) -> Event:
     """Return a copy of KV by the engine of `row`."""
     return row.span(
         f"pull from {','.join(map(str, of.source))}", "pull", began_s, ended_s, vars(of)
     )
 
 
-def order(row: Row, group: tuple[int, ...], mode: str, at_s: float) -> Event:
+def order(row: TraceRow, group: tuple[int, ...], mode: str, at_s: float) -> Event:
     """Return the order that an engine has taken: it works in `group` from now on."""
     return row.instant(
         f"to {','.join(map(str, group))}", "order", at_s, {"group": list(group), "mode": mode}
     )
 
 
-def dropped(row: Row, count: int, at_s: float) -> Event:
+def dropped(row: TraceRow, count: int, at_s: float) -> Event:
     """Return the number of events of this row that were dropped before they could be written."""
     return row.instant(f"{count} events lost", "trace", at_s, {"count": count})
 
 
-def clock(row: Row, at_s: float, unix_s: float) -> Event:
+def clock(row: TraceRow, at_s: float, unix_s: float) -> Event:
     """Return the wall clock at `at_s`; `unix_s_at_ts_0` plus a time of the trace in seconds is Unix
     time.
     """

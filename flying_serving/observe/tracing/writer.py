@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from flying_serving.log import logger
-from flying_serving.observe.tracing.events import Event, Row, dropped
+from flying_serving.observe.tracing.events import Event, TraceRow, dropped
 from flying_serving.observe.tracing.file import TraceFile
 
 KEPT_EVENTS = 1 << 16
@@ -26,7 +26,7 @@ class TraceWriter:
     """
 
     def __init__(
-        self, path: str, row: Row, kept_events: int = KEPT_EVENTS, write_s: float = WRITE_S
+        self, path: str, row: TraceRow, kept_events: int = KEPT_EVENTS, write_s: float = WRITE_S
     ) -> None:
         self._path = path
         self._row = row

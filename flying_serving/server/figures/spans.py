@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flying_serving.controller.switches import Switch, Switches
-from flying_serving.observe.tracing.events import Event, Row, server_row
+from flying_serving.observe.tracing.events import Event, TraceRow, server_row
 from flying_serving.observe.tracing.writer import TraceWriter
 from flying_serving.server.figures.switches import SwitchFollower
 
@@ -17,7 +17,7 @@ class SwitchTrace:
     beside it.
     """
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: TraceRow) -> None:
         self._row = row
         self._follower = SwitchFollower()
 

@@ -23,7 +23,7 @@ def describe(controller: Controller, deployment: Deployment) -> dict[str, Any]:
         },
         "lent_capacity_tokens": controller.settings.capacity.lent_tokens or None,
         "weights": _weights(controller),
-        **costs_by_size(controller.state.lanes()),
+        **costs_by_size(controller.state.lane_figures()),
         "migration_cost": {
             str(size): asdict(cost) for size, cost in controller.state.migrates.items()
         },

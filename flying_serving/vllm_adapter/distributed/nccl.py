@@ -24,10 +24,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Site:
-    """The place of a rank: the device of its tensors, and how it meets the others.
+class NcclMember:
+    """A device as a member of groups that exchange by NCCL: where its tensors are, and how it meets
+    the other members.
 
-    A rank waits `deadline_s` for the others, at its first collective and in each step. `watchdog`
+    It waits `deadline_s` for the others, at its first collective and in each step. `watchdog`
     aborts its groups.
     """
 
@@ -54,9 +55,9 @@ class NcclGroup:
     (`require_whole`).
     """
 
-    def __init__(self, path: str, rank: int, names: Sequence[str], site: Site) -> None:
+    def __init__(self, path: str, rank: int, names: Sequence[str], member: NcclMember) -> None:
         self.path = path
-        self._rank, self._names, self._site = rank, names, site
+        self._rank, self._names, self._member = rank, names, member
         self._state = threading.Lock()
         self._communicator: PyNcclCommunicator | None = None
         self._error: GroupBroken | None = None
@@ -143,7 +144,7 @@ class NcclGroup:
         if queued is None:
             return None
         queued.look(time.monotonic())
-        if queued.waited_s <= self._site.deadline_s:
+        if queued.waited_s <= self._member.deadline_s:
             return None
         others = [name for rank, name in enumerate(self._names) if rank != self._rank]
         return f"waited {queued.waited_s:.1f} s for one of {', '.join(others)}"
@@ -162,7 +163,7 @@ class NcclGroup:
 
     def close(self) -> None:
         """Leave the group. A second call does nothing."""
-        self._site.watchdog.forget(self)
+        self._member.watchdog.forget(self)
         self.abort(GroupBroken("closed"))
 
     def _refuse_aborted(self) -> None:
@@ -171,7 +172,7 @@ class NcclGroup:
 
     def _run(self, operation: str, run: Callable[[PyNcclCommunicator], T]) -> T:
         """Queue a collective. Raises GroupBroken if the group was aborted, or NCCL has an error."""
-        communicator = self._connected(self._site.deadline_s)
+        communicator = self._connected(self._member.deadline_s)
         if self._queued is None:
             self._queued = _begun()
         try:
@@ -201,7 +202,7 @@ class NcclGroup:
         self._await_ranks(store, deadline_s)
         group = StatelessProcessGroup(self._rank, len(self._names), store)
         try:
-            communicator = PyNcclCommunicator(group, self._site.device)
+            communicator = PyNcclCommunicator(group, self._member.device)
         except RuntimeError as error:
             self._refuse_aborted()
             raise GroupBroken(f"connecting {Path(self.path).name}: {error}") from error

@@ -12,7 +12,7 @@ from flying_serving.memory.kv_view import KVView, heads_of
 from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.kv.cache import layer_specs
 from flying_serving.vllm_adapter.kv.heads import kv_heads_of
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.recurrent.layers import cuts_of, groups_with_kv, states_of
 
 
@@ -41,7 +41,9 @@ def alike_layers(lane1: KVCacheConfig, devices: int, model: Any) -> list[AlikeLa
 
 
 def views_of(
-    lane: Lane, kinds: Iterable[AlikeLayers], beside: tuple[Sequence[Tensor], Sequence[StateCut]]
+    lane: DeviceLane,
+    kinds: Iterable[AlikeLayers],
+    beside: tuple[Sequence[Tensor], Sequence[StateCut]],
 ) -> list[KVView] | None:
     """Return a lane's view for each kind of layers; None if one cannot be read, or there is none.
     `beside`: the states of all layers, which the first view has, and their cuts.
@@ -59,7 +61,7 @@ def views_of(
 
 
 def views_of_lanes(
-    lanes: Mapping[int, Lane], lane1: KVCacheConfig, kinds: Sequence[AlikeLayers]
+    lanes: Mapping[int, DeviceLane], lane1: KVCacheConfig, kinds: Sequence[AlikeLayers]
 ) -> dict[int, list[KVView]]:
     """Return the views of all lanes by group size; nothing if one cannot be read, or parted.
     `lane1`: its KV cache. Those of others have the same layers.

@@ -29,14 +29,14 @@ from vllm.v1.attention.backend import AttentionType
 
 from flying_serving.vllm_adapter.distributed.coordinator import exchange
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled, uncompiled
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.rank_widths import (
     activations_by_width,
     widths_of_ranks,
 )
 
 
-def obstacle(lane1: Lane, lane: Lane, size: int) -> str | None:
+def obstacle(lane1: DeviceLane, lane: DeviceLane, size: int) -> str | None:
     """Return why steps of a lane for `size` engines cannot be token parallel; None if they can."""
     config = lane1.config
     if config.lora_config is not None:
@@ -137,7 +137,7 @@ class TokenParallel:
         group: the coordinator of this device in each member.
     """
 
-    def __init__(self, lane: Lane, lane1: Lane, group: Any) -> None:
+    def __init__(self, lane: DeviceLane, lane1: DeviceLane, group: Any) -> None:
         self._lane = lane
         self._lane1 = lane1
         self._group = group
@@ -213,7 +213,7 @@ def _extended(rows: torch.Tensor, count: int, dim: int = 0) -> torch.Tensor:
     return pad(rows, [0, 0] * (rows.dim() - 1 - dim) + [0, short]) if short else rows
 
 
-def _layers(lane: Lane) -> dict[str, Any]:
+def _layers(lane: DeviceLane) -> dict[str, Any]:
     """Return the layers that vLLM looks up by name while a lane's model computes."""
     layers: dict[str, Any] = lane.config.compilation_config.static_forward_context
     return layers

@@ -111,7 +111,7 @@ class Drafter:
 
 
 def take_drafts(lane: Any) -> Any:
-    """Return vLLM's DraftTokenIds that the last step of a `Lane` has proposed; None if there are
-    none.
+    """Return vLLM's DraftTokenIds that the last step of a `DeviceLane` has proposed; None if
+    there are none.
     """
     return lane.vllm_runner.take_draft_token_ids()

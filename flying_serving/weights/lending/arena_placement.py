@@ -15,7 +15,7 @@ from flying_serving.weights.lending.device_pages import DevicePages
 from flying_serving.weights.unit_order import UnitOrder
 
 
-class Placement:
+class ArenaPlacement:
     """The places of a model's weights in an arena. This worker is `rank` in the widest group, of
     `widest` engines.
     """

@@ -9,7 +9,7 @@ import torch
 from torch.nn import Module, Parameter
 
 from flying_serving.layout.shards import Segment
-from flying_serving.weights.lending.arena_placement import Placement
+from flying_serving.weights.lending.arena_placement import ArenaPlacement
 from flying_serving.weights.storage import SharedLinear, StridedColumns
 from flying_serving.weights.unit_order import UnitOrder
 from flying_serving.weights.units import RawUnits, Units, WeightPages
@@ -22,7 +22,7 @@ class DroppableUnits:
     Without both no unit may be dropped.
     """
 
-    def __init__(self, pages: WeightPages | None, placement: Placement | None) -> None:
+    def __init__(self, pages: WeightPages | None, placement: ArenaPlacement | None) -> None:
         self.by_layer: dict[str, list[Units]] = {}
         self.pages = pages if placement is None else placement.pages
         self._placement = placement
@@ -30,7 +30,7 @@ class DroppableUnits:
     def place(
         self, weight: Parameter, segments: Sequence[Segment], *, by_columns: bool = False
     ) -> None:
-        """Move a weight into the arena, if there is one: see `Placement.place`."""
+        """Move a weight into the arena, if there is one: see `ArenaPlacement.place`."""
         if self._placement is not None:
             self._placement.place(weight, segments, by_columns=by_columns)
 

@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.config import LOAN_SHARE
 from flying_serving.errors import IntegrityError
-from flying_serving.memory.lending import LentBlocks
+from flying_serving.memory.lent_blocks import LentBlocks
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
 from flying_serving.weights.lending import lent_memory
@@ -26,8 +26,8 @@ FREE_BLOCKS_POLL_S = 0.005
 """Seconds between two checks whether blocks have become free."""
 
 
-class Member(Protocol):
-    """An engine's part in a group, to which it has lent blocks: `engine/group.py`."""
+class BlockLender(Protocol):
+    """What lending asks of a `Member`: an engine's part in a group, to which it has lent blocks."""
 
     lent: LentBlocks
 
@@ -35,13 +35,13 @@ class Member(Protocol):
         """Ask the leader for blocks."""
 
 
-class Lanes(Protocol):
-    """The lanes of an engine: `engine/lane.py`."""
+class LaneActivity(Protocol):
+    """What lending asks of `EngineLanes`: which have something to do, and who has lent blocks."""
 
     @property
     def by_size(self) -> Mapping[int, object]: ...
     @property
-    def members(self) -> Mapping[int, Member]: ...
+    def members(self) -> Mapping[int, BlockLender]: ...
     def active(self) -> int: ...
     def busy(self, below: int) -> list[int]: ...
 
@@ -56,7 +56,7 @@ class EngineWeights:
 
     def __init__(
         self,
-        lanes: Lanes,
+        lanes: LaneActivity,
         own: EnginePool,
         ledger: PageLedger,
         extra: range,
@@ -78,7 +78,7 @@ class EngineWeights:
     @classmethod
     def of(
         cls,
-        lanes: Lanes,
+        lanes: LaneActivity,
         own: EnginePool,
         kv: KVCacheConfig,
         call_workers: Callable[..., Any],
@@ -210,7 +210,7 @@ class EngineWeights:
                 member.recall(len(used) - len(copies), now_s)
         return own.withheld.issuperset(blocks)
 
-    def _copy(self, copies: dict[int, int], members: Iterable[Member]) -> None:
+    def _copy(self, copies: dict[int, int], members: Iterable[BlockLender]) -> None:
         """Copy blocks and revoke all offers, so that no peer reads a block that others are about to
         have.
 

@@ -15,7 +15,7 @@ from flying_serving.config import Deployment
 from flying_serving.errors import Unsupported
 from flying_serving.memory.arena import PagedMemory
 from flying_serving.vllm_adapter.kv.cache import has_kv_alone
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.weights.lending.residency import WorkerWeights, in_order, weight_file_of
 from flying_serving.weights.units import Units
 
@@ -28,7 +28,11 @@ class ExtraBlocks:
     """
 
     def __init__(
-        self, memory: torch.Tensor, kv: KVCacheConfig, arena: PagedMemory, lanes: Iterable[Lane]
+        self,
+        memory: torch.Tensor,
+        kv: KVCacheConfig,
+        arena: PagedMemory,
+        lanes: Iterable[DeviceLane],
     ) -> None:
         self._memory = memory
         self._kv = kv
@@ -107,7 +111,7 @@ class LentMemory:
         kv: KVCacheConfig,
         arena: PagedMemory | None,
         own_bytes: int,
-        lanes: Mapping[int, Lane],
+        lanes: Mapping[int, DeviceLane],
     ) -> int:
         """Use the blocks beyond `own_bytes` of the KV memory of all lanes as extra ones, if weights
         may be lent. Return the number of blocks that have memory while all weights are there.

@@ -18,22 +18,22 @@ PROMPT = list(range(3, 43))
 LENGTH = 24
 APART = """
 import os
-from flying_serving.vllm_adapter.model_runner import lane
-seed_of = lane.seed_of
+from flying_serving.vllm_adapter.model_runner import device_lane
+seed_of = device_lane.seed_of
 def other_on_one_member(seed, group, numbers):
     # after the first error the members begin anew, with one number more
     is_first = len(numbers) == len(group)
     return (seed_of(seed, group, numbers) + (os.getpid() if is_first else 0)) % 2**32
-lane.seed_of = other_on_one_member
+device_lane.seed_of = other_on_one_member
 """
 DEVICES_APART = """
 from flying_serving.worker import lanes
-seed = lanes.Lanes.seed
+seed = lanes.DeviceLanes.seed
 def other_on_second_devices(self):
     seed(self)
     if self.device == 1:  # until the members begin anew
         self[2]._randomness.seed(7)
-lanes.Lanes.seed = other_on_second_devices
+lanes.DeviceLanes.seed = other_on_second_devices
 """
 WHY_DEVICES = (
     "device 1 of engine 0 has sampled other tokens than its device 0, in group [0, 1], by step "

@@ -28,7 +28,7 @@ def busy_server() -> tuple[ClusterState, Changeover]:
     state.steps.calibrate(measured(costs()))
     bookings = Bookings(state, GroupChoice(state))
     request = RequestState("a", RequestSpec(10, 30, 20), (1, 2), 1, 90.0)
-    bookings.start(request, (0,), state.lanes())
+    bookings.start(request, (0,), state.lane_figures())
     state.loads.add_tokens(request, 1)
     return state, Changeover(state, bookings, Splitter(state, GroupChoice(state), bookings))
 

@@ -90,23 +90,23 @@ def test_layout_to_restore_has_sizes_ahead() -> None:
 
 
 def test_lanes_are_of_sizes_that_were_measured() -> None:
-    assert ClusterState(settings("manual", 2)).lanes() == {}
-    assert set(busy_state().lanes()) == {1, 2}
+    assert ClusterState(settings("manual", 2)).lane_figures() == {}
+    assert set(busy_state().lane_figures()) == {1, 2}
 
 
 def test_lanes_may_be_token_parallel_if_such_steps_were_measured() -> None:
     state = busy_state()
-    assert {lane.token_cost for lane in state.lanes().values()} == {None}
+    assert {lane.token_cost for lane in state.lane_figures().values()} == {None}
     state.steps.calibrate([Step(2, 0.02, 64, 0, 0, parallelism=Parallelism.TOKEN)])
-    assert state.lanes()[2].token_cost == TokenCost.of(state.steps, 2)
-    assert state.lanes()[2].token_cost is not None
-    assert state.lanes()[1].token_cost is None
+    assert state.lane_figures()[2].token_cost == TokenCost.of(state.steps, 2)
+    assert state.lane_figures()[2].token_cost is not None
+    assert state.lane_figures()[1].token_cost is None
 
 
 def test_lane_without_migration_cost_cannot_pull() -> None:
     state = busy_state()
     state.migrates = {2: MigrationCost(0.001, 1e-6)}
-    assert state.lanes()[2].migration == MigrationCost(0.001, 1e-6)
+    assert state.lane_figures()[2].migration == MigrationCost(0.001, 1e-6)
 
 
 def test_each_offer_has_a_number_of_its_own() -> None:

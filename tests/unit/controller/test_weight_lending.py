@@ -241,7 +241,7 @@ def test_time_until_narrow_groups_open_is_the_last_measured() -> None:
 
     def opens_in_s() -> float:
         state = shell.controller.state
-        shot = snapshot(state, state.lanes(), shell.now_s)
+        shot = snapshot(state, state.lane_figures(), shell.now_s)
         assert shot.closed_s(TOGETHER) == 0
         return round(shot.closed_s(APART), 3)
 
@@ -271,10 +271,10 @@ def test_time_until_narrow_groups_open_is_the_last_measured() -> None:
 
 def test_room_of_a_lending_group_excludes_its_long_requests() -> None:
     shell = lent()
-    assert shell.controller.state.lanes()[4].kv_tokens == 700 - LONG.least_tokens
+    assert shell.controller.state.lane_figures()[4].kv_tokens == 700 - LONG.least_tokens
     shell.finish("long")
-    assert shell.controller.state.lanes()[4].kv_tokens == 700
-    assert shell.controller.state.lanes()[1].kv_tokens == 100
+    assert shell.controller.state.lane_figures()[4].kv_tokens == 700
+    assert shell.controller.state.lane_figures()[1].kv_tokens == 100
 
 
 def test_auto_keeps_a_group_with_requests_that_need_the_room() -> None:

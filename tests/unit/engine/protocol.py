@@ -39,7 +39,7 @@ class State:
     to_order: tuple[int, ...]
     """By group: steps to come."""
     outstanding: tuple[bool, ...]
-    """By group: whether a step is ordered and not done."""
+    """By group: whether a step is planned and not done."""
     local: tuple[int, ...]
     """Steps of an engine's own lane to come."""
 

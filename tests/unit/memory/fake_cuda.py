@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from flying_serving.memory.cuda_device import CudaDevice, Span
+from flying_serving.memory.cuda_device import CudaDevice, DeviceBytes
 
 PAGE = 2 * mmap.PAGESIZE
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -238,10 +238,10 @@ def _mapping(address: int | None, size: int, protection: int, file: int) -> int:
     return int(mapped)
 
 
-def host_tensor(span: Span) -> torch.Tensor:
+def host_tensor(memory: DeviceBytes) -> torch.Tensor:
     """Return a tensor of the CPU over memory of the fake device."""
-    buffer = (ctypes.c_char * span.size_bytes).from_address(span.address)
-    buffer.owner = span.owner  # type: ignore[attr-defined]
+    buffer = (ctypes.c_char * memory.size_bytes).from_address(memory.address)
+    buffer.owner = memory.owner  # type: ignore[attr-defined]
     return torch.frombuffer(buffer, dtype=torch.int8)
 
 

@@ -18,9 +18,9 @@ from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.layout.shards import Segment
 from flying_serving.memory.kv_groups import KVGroup, KVGroups
 from flying_serving.memory.kv_view import KVView
-from flying_serving.memory.peers import Lanes, PeerKV
+from flying_serving.memory.peers import KVViews, PeerKV
 from flying_serving.memory.states import StateCut
-from flying_serving.migration.plan import WorkerId, rank_of
+from flying_serving.migration.copy_plan import WorkerId, rank_of
 from flying_serving.migration.transfer import REPETITIONS, measure, pull_beside_kv, pull_kv
 from flying_serving.wire import MigrationRow
 from tests.unit.memory.lanes import Kind, Model
@@ -100,7 +100,7 @@ HEADS = 8
 CUTS = [StateCut(0, 0, (Segment(HEADS, HEADS),))]
 
 
-def state_lanes(devices: int) -> dict[WorkerId, Lanes]:
+def state_lanes(devices: int) -> dict[WorkerId, KVViews]:
     """Return the lanes of all workers, which have a state of their heads in each block, and no
     KV.
     """
@@ -122,7 +122,7 @@ def state_of(group: Group, worker: WorkerId, devices: int) -> torch.Tensor:
 
 
 def check_pull_of_state(
-    lanes: dict[WorkerId, Lanes], peers: PeerKV, source: Group, target: Group, devices: int
+    lanes: dict[WorkerId, KVViews], peers: PeerKV, source: Group, target: Group, devices: int
 ) -> None:
     """All devices of the target get the state of their heads, and no other block changes."""
     for worker in product(source, range(devices)):

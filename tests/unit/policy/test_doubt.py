@@ -66,7 +66,7 @@ def test_a_decision_shows_what_was_compared_if_the_layout_stays(promised: float)
     found = POLICIES["auto"].decide(shot, OBJECTIVE)
     assert found is not None
     assert found.is_made == (promised == 0.0)
-    stay = evaluate(WIDE, shot.lanes, shot.work, OBJECTIVE)
+    stay = evaluate(WIDE, shot.lane_figures, shot.work, OBJECTIVE)
     assert found.predicted[WIDE] == found.stay
     assert found.stay >= stay
     assert found.layout == min(found.predicted, key=found.predicted.__getitem__) == NARROW

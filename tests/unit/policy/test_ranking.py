@@ -46,7 +46,7 @@ def decided(shot: Snapshot, objective: Objective = OBJECTIVE) -> Decision:
 def loss(shot: Snapshot) -> float:
     """Return the share of request-seconds that TOGETHER needs more than APART."""
     apart, together = (
-        assess(layout, shot.lanes, shot.work, OBJECTIVE).request_seconds
+        assess(layout, shot.lane_figures, shot.work, OBJECTIVE).request_seconds
         for layout in (APART, TOGETHER)
     )
     return together / apart - 1
@@ -83,7 +83,7 @@ def test_of_layouts_not_alike_the_request_seconds_decide() -> None:
 def test_objective_with_targets_ignores_the_order_of_first_tokens() -> None:
     objective = replace(OBJECTIVE, tpot_s=10.0)
     shot = low_load(APART, alike(0.01))
-    plain = assess(APART, shot.lanes, shot.work, objective).request_seconds
+    plain = assess(APART, shot.lane_figures, shot.work, objective).request_seconds
     assert decided(shot, objective).stay == pytest.approx(plain)
 
 

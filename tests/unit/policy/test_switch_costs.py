@@ -58,7 +58,7 @@ def test_requests_that_migrate_pause_for_half_of_the_time() -> None:
     switch = joining()
     pause_s = 0.1 + 4 * 500 * 2e-4
     there = evaluate(
-        WIDE, switch.snapshot.lanes, WORK, switch.objective, Interference(blocked_s=pause_s)
+        WIDE, switch.snapshot.lane_figures, WORK, switch.objective, Interference(blocked_s=pause_s)
     )
     assert switch.migrate() == pytest.approx(there + 4 * pause_s / 2)
 
@@ -97,11 +97,11 @@ def test_until_weights_are_back_the_capacity_is_the_present_one(
     lanes = LANES | {1: replace(LANES[1], prefill_token_s=token_s)}
     shot = replace(snapshot(WIDE, WORK, lanes=lanes), opens_in_s={(0, 1): 3.0})
     objective = Objective(20.0)
-    more = capacity(NARROW, shot.lanes, WORK) / capacity(WIDE, shot.lanes, WORK) - 1
+    more = capacity(NARROW, shot.lane_figures, WORK) / capacity(WIDE, shot.lane_figures, WORK) - 1
     assert (more > 0) == (token_s == 1e-4)
     closed = Interference(woven_s=3.0, overlap=max(0.0, more))
     at_once, later = (
-        evaluate(NARROW, shot.lanes, WORK, objective, x) for x in (Interference(), closed)
+        evaluate(NARROW, shot.lane_figures, WORK, objective, x) for x in (Interference(), closed)
     )
     found = costs(shot, NARROW, objective, PLAIN, urgent=False)
     assert found == {"weave": pytest.approx(later - at_once)}

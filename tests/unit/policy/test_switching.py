@@ -201,7 +201,7 @@ def test_enclosing_groups_migrate_side_by_side_and_pairs_in_sequence() -> None:
     assert pause_s(pairs, singles, {(2, 3): load(1, context=300)}, {2: cost}) == pytest.approx(
         0.010 + 1e-5 * 300
     )
-    again_s = 800 * snapshot(pairs).lanes[1].cost.prefill_token_s / 4
+    again_s = 800 * snapshot(pairs).lane_figures[1].cost.prefill_token_s / 4
     assert pause_s(pairs, singles, two, {4: cost}) == pytest.approx(again_s)
 
 

@@ -137,7 +137,7 @@ def test_a_present_group_and_an_older_lane_of_one_engine(k: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 8])
 def test_a_present_lane_of_one_engine_and_an_older_group(k: int) -> None:
-    """On the leader, whose steps decide; the member runs what is ordered."""
+    """On the leader, whose steps decide; the member runs what is planned."""
     engines = node([1, 1], {(0, 1), (0,), (1,)}, k=k)
     engines.run_until(5.0)
     assert set(runs(engines, 0)) == {(1, k), (2, 1)}
@@ -249,7 +249,7 @@ def test_hard_leaves_older_lanes_alone_but_for_one_step_in_max_pause(
     mine = steps(engines, leader, len(older))
     assert len(mine) >= 10.0 / (pause + 3 * EVENLY_S) - 2
     for (_, ended, _), (began, _, _) in pairwise(mine):
-        # a group's step is ordered when it is due, and begins when its members come to it
+        # a group's step is planned when it is due, and begins when its members come to it
         assert pause - TICK_S <= began - ended <= pause + 2 * EVENLY_S + 2 * ORDER_S
     # none at once after the switch, but for what a member does before the first message has arrived
     assert not [began for began, _, _ in mine if ORDER_S <= began < pause]

@@ -54,7 +54,7 @@ class Node:
         arbiters: one for each engine.
         busy: groups that have work, single engines as groups of one.
         step_s: how long the next step of a group takes.
-        order_s: how long a leader takes to order a step, and its message to arrive.
+        order_s: how long a leader takes to plan a step, and its message to arrive.
     """
 
     def __init__(

@@ -19,14 +19,14 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import KEY, Deployment, FlyingConfig
-from flying_serving.engine.build import Links, Site, make_loop
-from flying_serving.engine.steps import StepLog
+from flying_serving.engine.build import EngineSetup, Links, make_loop
+from flying_serving.engine.step_log import StepLog
 from flying_serving.migration.transfer import map_peers, pull_kv, unmap_peers
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.vllm_adapter.keys import LANE_KEY
 from flying_serving.vllm_adapter.kv.cache import groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
-from flying_serving.vllm_adapter.model_runner.lane import Lane, OutputUse
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane, OutputUse
 from flying_serving.vllm_adapter.scheduler.failures import why_failed
 from flying_serving.vllm_adapter.scheduler.scheduler import make_scheduler
 from tests.with_vllm.engine.inboxes import Inbox, Inboxes
@@ -56,8 +56,8 @@ class Engine:
         self.vllm_config, self.kv_config = self._lane_config()
         self.structured_output_manager = StructuredOutputManager(self.vllm_config)
         self.scheduler = make_scheduler(self, self.vllm_config, self.kv_config)
-        self._site = Site(self, deployment)
-        self.table = self._site.offer_table()
+        self._setup = EngineSetup(self, deployment)
+        self.table = self._setup.offer_table()
 
     def _lane_config(self) -> Any:
         made, blocks = config(), self.node.blocks
@@ -68,11 +68,11 @@ class Engine:
 
     def join(self) -> None:
         """Make the loop; the tables of all engines are there."""
-        offers = self._site.peer_offers()
+        offers = self._setup.peer_offers()
         inbox = Inbox(self.node.inboxes, self.engine_index)
         links = Links(inbox, self.node.board, self.table, offers)
         own = EnginePool(self.scheduler, groups_of(self.kv_config))
-        self.loop = make_loop(self._site, own, links, self.node.clock)
+        self.loop = make_loop(self._setup, own, links, self.node.clock)
 
     def run(self) -> None:
         """Make one round of the loop."""
@@ -113,7 +113,7 @@ class Engine:
         self.scheduler.add_request(request)
 
     def call_lane(self, size: int, function: Any, *args: Any) -> Any:
-        if function is Lane.scheduler_config:
+        if function is DeviceLane.scheduler_config:
             return self._lane_config()
         return getattr(self.worker, function.__name__)(size, *args)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from flying_serving.engine.group import Leader, Member, in_physical_blocks
-from flying_serving.engine.lane import LaneFactory, Lanes
+from flying_serving.engine.lane import EngineLanes, LaneFactory
 from flying_serving.engine.messages import (
     BlocksReserved,
     LendBlocks,
@@ -59,9 +59,9 @@ class Part:
         self._lanes = [factory.own_lane(BLOCK, None)]
         self._lanes += [factory.group_lane(group, BLOCK, None, make_pool) for group in groups]
 
-    def lanes(self, board: Any = None) -> Lanes:
+    def lanes(self, board: Any = None) -> EngineLanes:
         """Return the lanes; without a board nothing may ask what other engines run."""
-        return Lanes(self._lanes, board)
+        return EngineLanes(self._lanes, board)
 
 
 class Pair:
@@ -122,5 +122,5 @@ class Pair:
     def lend(self, count: int) -> None:
         """Let a round of lending take place."""
         self.scheduler.add("first", BLOCK * count - 1, 1)
-        self.leader.order(0.0)
+        self.leader.plan_step(0.0)
         self.serve_all(0.0)

@@ -1,4 +1,4 @@
-"""Groups that schedule asynchronously: a second step is ordered before the output of the first is
+"""Groups that schedule asynchronously: a second step is planned before the output of the first is
 taken.
 """
 
@@ -207,7 +207,7 @@ def test_request_with_a_grammar_is_planned_after_the_token_before() -> None:
 
 
 def test_lanes_take_turns_as_if_each_step_were_over() -> None:
-    """With a step of lane 1 to make, the group orders none ahead."""
+    """With a step of lane 1 to make, the group plans none ahead."""
     node = Node()
     node.engines[0].loop.arbiter.switch(2, hard=False, weave_steps=1, now_s=node.now_s)
     node.add(make("a", 1, 6, 20), 2)
@@ -252,7 +252,7 @@ def test_reset_of_running_requests_takes_outstanding_outputs_first() -> None:
 
 
 def test_engine_takes_outputs_before_it_waits() -> None:
-    """A paused group orders no step, and the token of the last one must not wait for it."""
+    """A paused group plans no step, and the token of the last one must not wait for it."""
     node = Node()
     node.add(make("a", 1, 6, 20), 2)
     node.run(8)

@@ -77,7 +77,7 @@ def test_request_before_the_members_begin_anew_is_planned_at_once() -> None:
     (message,) = (m for m in node.engines[0].inbox if isinstance(m, BeginAnew))
     assert message.times == 1
     node.add(make("c", 1, 4, 12), 2)
-    node.leader.order(node.now_s)
+    node.leader.plan_step(node.now_s)
     assert node.leader.outstanding.count == 2
     node.finish()
     assert node.tokens["c"] == outputs(1, 4, 12)
@@ -244,7 +244,7 @@ def test_group_that_is_lost_before_it_begins_anew_starts_afresh() -> None:
 
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_steps_after_a_loss_are_timed_again(overlaps: bool) -> None:
-    """The output of a step that was ordered before the loss never comes."""
+    """The output of a step that was planned before the loss never comes."""
     node = Node(overlaps=overlaps)
     node.add(make("a", 1, 6, 30), 2)
     node.run_until_tokens("a", 3)

@@ -30,7 +30,7 @@ def test_a_step_goes_to_all_members_and_its_output_to_the_scheduler() -> None:
     assert not pair.leader.ready(0.0)
     pair.lend(2)
     assert pair.leader.ready(0.0)
-    assert pair.leader.order(0.0) is None
+    assert pair.leader.plan_step(0.0) is None
     assert not pair.leader.ready(1e9)
     assert pair.leader.retry_in_s(0.0) is None
     assert pair.kinds(0) == pair.kinds(1) == ["RunStep"]
@@ -53,7 +53,7 @@ def test_a_step_carries_its_own_grammar_bitmask() -> None:
     pair.lend(2)
     pair.scheduler.constrained = {"first"}
     pair.scheduler.bitmask[:] = 5
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.scheduler.bitmask[:] = 7
     message: Any = pair.inboxes.of_engine[1][0]
     assert message.grammar.structured_output_request_ids == ["first"]
@@ -64,13 +64,13 @@ def test_workers_are_told_of_finished_requests_in_a_last_empty_step() -> None:
     """In a step without tokens, which is the last."""
     pair = Pair()
     pair.lend(2)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     message: Any = pair.inboxes.of_engine[0][0]
     for engine in GROUP:
         pair.serve(engine, 0.0)
     pair.leader.finish(message.plan, "output")
     assert pair.leader.ready(0.0)
-    assert pair.leader.order(0.0) is None
+    assert pair.leader.plan_step(0.0) is None
     last: Any = pair.inboxes.of_engine[0][0]
     assert last.plan.finished_req_ids == {"first"}
     assert last.plan.total_num_scheduled_tokens == 0
@@ -93,7 +93,7 @@ def test_a_round_ask_grant_commit() -> None:
     needs = 3  # for the rest of its prompt, and for its next token
     free = pair.pools[1].free_count() - needs
     pair.scheduler.add("r", 12 * BLOCK - 1, 1)
-    assert pair.leader.order(0.0) is None
+    assert pair.leader.plan_step(0.0) is None
     assert pair.kinds(0) == pair.kinds(1) == ["ReserveBlocks"]
     assert pair.inboxes.of_engine[0][0] == ReserveBlocks(GROUP, 12, needed=12)
     assert not pair.leader.ready(1.0)
@@ -121,12 +121,12 @@ def test_blocks_reserved_ahead_leave_the_blocks_of_local_requests() -> None:
     """Blocks until the end of what runs there and waits there."""
     pair = Pair()
     pair.lend(2)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.own[1].add("local", BLOCK, 5 * BLOCK)
     pair.own[1].schedule()
     pair.scheduler.add("second", 12 * BLOCK, 1)
     pair.leader.outstanding.clear()
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     assert pair.kinds(1) == ["RunStep", "ReserveBlocks", "RunStep"]
     ask: Any = pair.inboxes.of_engine[1][1]
     assert ask.needed == 0
@@ -141,12 +141,12 @@ def test_a_waiting_local_request_takes_no_block_of_a_groups_running_one() -> Non
     """Else that one would be preempted, and begin again."""
     pair = Pair(lend_blocks=1)
     pair.scheduler.add("r", 8 * BLOCK - 1, 9)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve_all(0.0)
     pair.own[1].add("waits", 5 * BLOCK, 1)
     for _ in range(6):  # four chunks, and two tokens: one more than its eight blocks hold
         while pair.kinds(0)[:1] != ["RunStep"]:
-            assert pair.leader.order(0.0) is None
+            assert pair.leader.plan_step(0.0) is None
             pair.serve_all(0.0)
         pair.finish_step()
     assert [request.request_id for request in pair.scheduler.running] == ["r"]
@@ -157,9 +157,9 @@ def test_a_running_prompt_keeps_the_blocks_of_its_next_chunks() -> None:
     """What a member wants back for a request that waits comes when this one has ended."""
     pair = Pair(lend_blocks=12)
     pair.scheduler.add("r", 6 * BLOCK, 1)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve_all(0.0)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     (request,) = pair.scheduler.running
     holds = len(request.blocks)
     assert holds < 6, "this is to be one chunk of several"
@@ -179,7 +179,7 @@ def test_short_request_steps_while_a_long_one_waits_for_blocks() -> None:
     pair.scheduler.end("first")
     pair.scheduler.add("short", BLOCK - 1, 3)
     pair.scheduler.add("long", 9 * BLOCK, 1)
-    assert pair.leader.order(0.0) is None
+    assert pair.leader.plan_step(0.0) is None
     assert pair.kinds(0) == pair.kinds(1) == ["ReserveBlocks", "RunStep"]
     message: Any = pair.inboxes.of_engine[0][1]
     assert list(message.plan.num_scheduled_tokens) == ["short"]
@@ -189,7 +189,7 @@ def test_short_request_steps_while_a_long_one_waits_for_blocks() -> None:
     pair.leader.finish(message.plan, "output")
     assert pair.leader._answers == {}  # the members' answers are behind the step
     assert pair.leader.ready(0.0)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve_all(0.0)
     assert pair.kinds(0) == pair.kinds(1) == ["RunStep", "LendBlocks"]
     for engine in GROUP:
@@ -202,12 +202,12 @@ def test_a_step_waits_for_blocks_rather_than_preempt() -> None:
     """A running request needs one more, and the members have some."""
     pair = Pair(lend_blocks=1)
     pair.scheduler.add("r", 2 * BLOCK - 1, 9)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve_all(0.0)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.finish_step()
     # one token ahead: the answers may well be there before the block is needed
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     assert pair.kinds(0) == pair.kinds(1) == ["ReserveBlocks", "RunStep"]
     asked = [inbox.popleft() for inbox in pair.inboxes.of_engine]
     pair.finish_step()
@@ -216,7 +216,7 @@ def test_a_step_waits_for_blocks_rather_than_preempt() -> None:
     assert len(request.blocks) == 2
     assert pair.leader.borrowed.free_count() == 0
     # but they are not
-    assert pair.leader.order(0.0) is None
+    assert pair.leader.plan_step(0.0) is None
     assert pair.kinds(0) == pair.kinds(1) == []
     for inbox, message in zip(pair.inboxes.of_engine, asked, strict=True):
         inbox.append(message)
@@ -224,7 +224,7 @@ def test_a_step_waits_for_blocks_rather_than_preempt() -> None:
     assert pair.leader.retry_in_s(1e9) is None
     pair.serve_all(0.0)
     assert pair.leader.ready(0.0)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     assert pair.scheduler.running == [request]
     assert len(request.blocks) == 3
 
@@ -233,21 +233,21 @@ def test_leader_asks_for_at_least_lend_blocks_and_at_most_all() -> None:
     """So that a group does not ask for every block by itself."""
     pair = Pair(lend_blocks=5)
     pair.scheduler.add("r", BLOCK - 1, 1)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     assert pair.inboxes.of_engine[0][0] == ReserveBlocks(GROUP, 5, needed=1)
     narrow = Pair(lend_blocks=500)
     narrow.scheduler.add("r", BLOCK - 1, 1)
-    narrow.leader.order(0.0)
+    narrow.leader.plan_step(0.0)
     assert narrow.inboxes.of_engine[0][0] == ReserveBlocks(GROUP, 12, needed=1)
 
 
 def test_leader_asks_for_no_blocks_if_enough_or_none_are_left() -> None:
-    """The step is ordered at once."""
+    """The step is planned at once."""
     pair = Pair(blocks=13)
     pair.lend(12)
     assert pair.leader.borrowed.room() == 0
     pair.scheduler.add("more", 4 * BLOCK, 1)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     assert pair.kinds(0) == ["RunStep"]
 
 
@@ -258,7 +258,7 @@ def test_leader_without_a_grant_goes_on_and_asks_again_later() -> None:
     pair.own[1].schedule()
     pair.scheduler.add("r", BLOCK, 1)
     now = 5.0
-    pair.leader.order(now)
+    pair.leader.plan_step(now)
     pair.serve_all(now)
     assert [member.lent.lent_count for member in pair.members] == [0, 0]
     # which its prompt has yet to fill
@@ -268,7 +268,7 @@ def test_leader_without_a_grant_goes_on_and_asks_again_later() -> None:
     ]
     assert pair.leader.ready(now)
     # nothing can run: outputs without a step, and a pause
-    assert pair.leader.order(now) == {0: ("outputs of", [])}
+    assert pair.leader.plan_step(now) == {0: ("outputs of", [])}
     assert pair.scheduler.outputs == [EMPTY_MODEL_RUNNER_OUTPUT]
     assert pair.kinds(0) == pair.kinds(1) == []
     assert not pair.leader.ready(now + ASK_AGAIN_S / 2)
@@ -277,10 +277,10 @@ def test_leader_without_a_grant_goes_on_and_asks_again_later() -> None:
     # meanwhile the local request ends
     pair.own[1].end("local")
     assert pair.leader.ready(now + ASK_AGAIN_S)
-    pair.leader.order(now + ASK_AGAIN_S)
+    pair.leader.plan_step(now + ASK_AGAIN_S)
     pair.serve_all(now + ASK_AGAIN_S)
     assert [member.lent.lent_count for member in pair.members] == [2, 2]
-    pair.leader.order(now + ASK_AGAIN_S)
+    pair.leader.plan_step(now + ASK_AGAIN_S)
     assert pair.kinds(0) == ["RunStep"]
 
 
@@ -288,7 +288,7 @@ def test_blocks_are_recalled_and_returned() -> None:
     """A member asks for no more than it lent, and not over and over; it gets what is not in use."""
     pair = Pair()
     pair.lend(4)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     member = pair.members[1]
     member.recall(3, 10.0)
     member.recall(3, 10.0 + ASK_AGAIN_S / 2)
@@ -336,7 +336,7 @@ def failing() -> tuple[Pair, Any]:
     """A step of two requests, which ends with an error. Returns the outputs, too."""
     pair = Pair()
     pair.lend(4)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.scheduler.add("waits", 40 * BLOCK, 1)
     message: Any = pair.inboxes.of_engine[0][0]
     for engine in GROUP:
@@ -363,7 +363,7 @@ def test_blocks_are_zeroed_in_a_step_without_tokens_too(monkeypatch: pytest.Monk
     plan = SchedulerOutput.make_empty()
     plan.new_block_ids_to_zero = [2]
     monkeypatch.setattr(pair.scheduler, "schedule", lambda: plan)
-    assert pair.leader.order(0.0) is None
+    assert pair.leader.plan_step(0.0) is None
     message: Any = pair.inboxes.of_engine[1][0]
     assert message.plan.new_block_ids_to_zero == [2]
 
@@ -372,7 +372,7 @@ def test_members_begin_anew_after_a_failed_step() -> None:
     pair, _ = failing()
     for engine in GROUP:
         assert pair.inboxes.of_engine[engine].popleft() == BeginAnew(GROUP, 1)
-    pair.leader.order(1.0)
+    pair.leader.plan_step(1.0)
     message: Any = pair.inboxes.of_engine[1][0]
     assert message.plan.finished_req_ids == {"first"}
 
@@ -381,7 +381,7 @@ def test_a_failed_step_forgets_prefixes_also_of_blocks_in_use() -> None:
     pair = Pair()
     pair.lend(2)
     pool = pair.scheduler.pool
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     cached: Any = make_block_hash_with_group_id(BlockHash(b"prefix"), 0)
     (used,) = pair.scheduler.requests["first"].blocks[:1]
     pool.blocks[used].set_block_hash(cached)

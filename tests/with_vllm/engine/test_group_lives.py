@@ -19,7 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from flying_serving.engine.group import ASK_AGAIN_S, in_physical_blocks
 from flying_serving.engine.messages import RunStep
 from flying_serving.layout.groups import aligned_group
-from flying_serving.memory.lending import NULL_BLOCK
+from flying_serving.memory.lent_blocks import NULL_BLOCK
 from harness.examples import examples
 from tests.with_vllm.engine.inboxes import Inboxes
 from tests.with_vllm.engine.pairs import Part, handle
@@ -101,7 +101,7 @@ class Lives(RuleBasedStateMachine):
     def order(self, pick: int) -> None:
         leader = self.leaders[pick % len(self.leaders)]
         if self.inside[leader.group[0]] is None and leader.ready(self.now):
-            leader.order(self.now)
+            leader.plan_step(self.now)
 
     @precondition(lambda self: any(self.inboxes.of_engine))
     @rule(engine=st.integers(0, 3))

@@ -9,7 +9,7 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from flying_serving.comm.board import StepBoard
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from tests.with_vllm.engine.node import Node
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK
@@ -25,22 +25,22 @@ def boards(tmp_path: Path) -> Iterator[list[StepBoard]]:
         board.close()
 
 
-def lanes_of(pair: Pair, boards: list[StepBoard]) -> list[Lanes]:
+def lanes_of(pair: Pair, boards: list[StepBoard]) -> list[EngineLanes]:
     """Return the lanes of both engines; the first leads the group."""
     return [part.lanes(board) for part, board in zip(pair.parts, boards, strict=True)]
 
 
-def begin(pair: Pair, lanes: list[Lanes]) -> None:
+def begin(pair: Pair, lanes: list[EngineLanes]) -> None:
     """A request of the group makes its first step."""
     pair.scheduler.add("r", 2 * BLOCK, 4)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve_all(0.0)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.finish_step()
     lanes[0].note_loads()
 
 
-def active(lanes: list[Lanes]) -> list[int]:
+def active(lanes: list[EngineLanes]) -> list[int]:
     """Return how many lanes of each engine have requests, as it sees it."""
     return [each.active() for each in lanes]
 

@@ -54,7 +54,7 @@ def test_offers_grow_with_steps_and_outlive_their_request() -> None:
     node.now_s += RETAIN_S + 0.1
     run(engine, 1)
     assert engine.loop.migrations.source.retained == {}
-    assert engine.loop.lanes.own.free_count() == engine.loop.lanes.own.total
+    assert engine.loop.lanes.own_pool.free_count() == engine.loop.lanes.own_pool.total
     assert [engine.table.read(number) for number in (1, 2)] == [
         Offer(0, is_final=True, blocks=[])
     ] * 2
@@ -102,7 +102,7 @@ def test_a_request_is_pulled_ahead_then_runs_then_is_released() -> None:
     )
     run(engine, 3)
     assert engine.scheduler.requests == {}
-    assert engine.loop.lanes.own.free_count() == engine.loop.lanes.own.total
+    assert engine.loop.lanes.own_pool.free_count() == engine.loop.lanes.own_pool.total
 
 
 def test_a_reset_of_running_requests_releases_all_kv() -> None:
@@ -118,7 +118,7 @@ def test_a_reset_of_running_requests_releases_all_kv() -> None:
     assert set(engine.loop.migrations.incoming.by_id) == {"c", "d"}
     assert not reset_prefix_caches(engine.loop, reset_running_requests=False, reset_connector=False)
     assert reset_prefix_caches(engine.loop, reset_running_requests=True, reset_connector=False)
-    assert engine.loop.lanes.own.free_count() == engine.loop.lanes.own.total
+    assert engine.loop.lanes.own_pool.free_count() == engine.loop.lanes.own_pool.total
     assert engine.loop.migrations.source.retained == {}
     assert engine.loop.migrations.incoming.by_id == {}
     assert engine.table.read(2) == Offer(0, is_final=True, blocks=[])

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flying_serving.engine.group import Leader
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.engine.membership import Membership
 from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration import transfer
 from flying_serving.scheduling.arbiter import LaneArbiter
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from harness.examples import examples
 from tests.with_vllm.engine.pairs import GROUP, Pair, Part
 
@@ -29,7 +29,7 @@ class Survivor:
     were.
     """
 
-    def __init__(self, lanes: Lanes, incarnations: tuple[int | None, ...]) -> None:
+    def __init__(self, lanes: EngineLanes, incarnations: tuple[int | None, ...]) -> None:
         self.lanes = lanes
         self.calls: list[tuple[Any, ...]] = []
         self.dissolved: list[int] = []
@@ -66,7 +66,7 @@ class Survivor:
         return self.calls
 
 
-def members_of(engine: int, sizes: tuple[int, ...]) -> Lanes:
+def members_of(engine: int, sizes: tuple[int, ...]) -> EngineLanes:
     """Lanes of an engine that leads none of its groups."""
     groups = [aligned_group(engine, size) for size in sizes]
     return Part(engine, groups, None, 9).lanes()
@@ -100,7 +100,7 @@ class Losses(RuleBasedStateMachine):
                 pair.serve_all(self.now_s)
                 pair.finish_step()
             if pair.leader.ready(self.now_s):
-                pair.leader.order(self.now_s)
+                pair.leader.plan_step(self.now_s)
             if not unfinished:
                 pair.serve_all(self.now_s)
 
@@ -117,7 +117,7 @@ class Losses(RuleBasedStateMachine):
             assert self.survivor.lanes.broken == {2}
         self.survivor.arbiter.present = 2
         assert self.survivor.update(0, None) == [
-            (Lane.leave, 2),
+            (DeviceLane.leave, 2),
             (transfer.unmap_peers, [1]),
         ]
         for inbox in pair.inboxes.of_engine:
@@ -133,9 +133,9 @@ class Losses(RuleBasedStateMachine):
         self.incarnation += 1
         pair.parts[1] = Part(1, [GROUP], pair.inboxes, 13)
         expected = [
-            (Lane.leave, 2),
+            (DeviceLane.leave, 2),
             (transfer.map_peers, [1]),
-            (Lane.rejoin, 2, [0, self.incarnation]),
+            (DeviceLane.rejoin, 2, [0, self.incarnation]),
         ]
         assert self.survivor.update(0, self.incarnation) == expected
         assert pair.leader.is_whole and not self.survivor.lanes.broken
@@ -165,23 +165,23 @@ TestLosses.settings = settings(max_examples=examples(100), stateful_step_count=3
 def test_only_groups_with_the_lost_engine_are_broken() -> None:
     survivor = Survivor(members_of(3, (2, 4)), (0, 0, 0, 0))
     assert survivor.update(0, None, 0, 0) == [
-        (Lane.leave, 4),
+        (DeviceLane.leave, 4),
         (transfer.unmap_peers, [1]),
     ]
     assert survivor.lanes.broken == {4}
     assert survivor.dissolved == [4]
     assert survivor.update(0, None, None, 0) == [
-        (Lane.leave, 2),
-        (Lane.leave, 4),
+        (DeviceLane.leave, 2),
+        (DeviceLane.leave, 4),
         (transfer.unmap_peers, [2]),
     ]
     assert survivor.lanes.broken == {2, 4}
     back = survivor.update(0, None, 2, 0)
     assert back == [
-        (Lane.leave, 2),
-        (Lane.leave, 4),
+        (DeviceLane.leave, 2),
+        (DeviceLane.leave, 4),
         (transfer.map_peers, [2]),
-        (Lane.rejoin, 2, [2, 0]),
+        (DeviceLane.rejoin, 2, [2, 0]),
     ]
     assert survivor.lanes.broken == {4}
     assert survivor.mapped == [2]
@@ -191,7 +191,7 @@ def test_memory_of_a_lost_engine_is_unmapped_after_dissolving() -> None:
     """That of an engine which shares no group with this one too."""
     survivor = Survivor(members_of(3, (2,)), (0, 0, 0, 0))
     assert survivor.update(0, None, None, 0) == [
-        (Lane.leave, 2),
+        (DeviceLane.leave, 2),
         (transfer.unmap_peers, [1, 2]),
     ]
     assert survivor.unmapped == [1, 2]
@@ -206,9 +206,9 @@ def test_an_engine_that_has_changed_unseen_is_another() -> None:
     """It was lost and came back before this engine heard of either."""
     survivor = Survivor(members_of(1, (2,)), (0, 0))
     expected = [
-        (Lane.leave, 2),
+        (DeviceLane.leave, 2),
         (transfer.map_peers, [0]),
-        (Lane.rejoin, 2, [1, 0]),
+        (DeviceLane.rejoin, 2, [1, 0]),
     ]
     assert survivor.update(1, 0) == expected
 
@@ -250,9 +250,9 @@ def test_leader_that_lacks_a_member_orders_no_step() -> None:
     pair = Pair()
     survivor = Survivor(pair.parts[0].lanes(), (0, 0))
     pair.scheduler.add("a", 3, 10)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve_all(0.0)
-    pair.leader.order(1.0)
+    pair.leader.plan_step(1.0)
     pair.finish_step()
     assert pair.scheduler.running and pair.leader.has_requests
     survivor.update(0, None)

@@ -5,7 +5,7 @@ A group may hold them for KV that nobody will pull any more.
 
 import pytest
 
-from flying_serving.engine.lending import RECALL_WAIT_S
+from flying_serving.engine.block_lending import RECALL_WAIT_S
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
 from tests.with_vllm.engine.node import Engine, Node, outputs
 from tests.with_vllm.vllm_adapter.lanes import make
@@ -30,7 +30,7 @@ def moved() -> tuple[Node, Engine]:
         engine.run()
         if "a+1" in node.tokens:
             break
-    pool = engine.loop.lanes.own
+    pool = engine.loop.lanes.own_pool
     assert node.engines[0].loop.migrations.source.retained
     assert engine.loop.lanes.members[2].lent.lent_count
     pool.take(pool.free_count())

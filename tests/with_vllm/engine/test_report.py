@@ -49,10 +49,10 @@ def usage(report: Report, now_s: float) -> float | None:
 
 def step(pair: Pair) -> RunStep:
     """Let the group step, once it has the blocks."""
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve_all(0.0)
     if pair.leader.ready(0.0):
-        pair.leader.order(0.0)
+        pair.leader.plan_step(0.0)
     message = pair.inboxes.of_engine[0][0]
     assert isinstance(message, RunStep)
     pair.finish_step()
@@ -103,7 +103,7 @@ def test_offered_blocks_are_not_in_use(board: StepBoard) -> None:
     pair = Pair()
     reports = reports_of(pair, board)
     pair.scheduler.add("r", 3 * BLOCK - 1, 1)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.serve(1, 0.0)
     assert len(pair.members[1].lent.reserved) == 3
     assert reports[1].blocks_in_use() == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.errors import IntegrityError
 from flying_serving.wire import ANSWERS, EngineMemory
@@ -47,8 +47,8 @@ def test_the_check_finds_extra_blocks_that_no_weights_made_room_for() -> None:
 def test_the_check_finds_a_block_that_is_free_and_lent() -> None:
     """Of the lanes themselves, weights or not."""
     utilities = checked(Engines())
-    lanes: Lanes = utilities.loop.lanes
-    lanes.own.take(1)
+    lanes: EngineLanes = utilities.loop.lanes
+    lanes.own_pool.take(1)
     with pytest.raises(IntegrityError):
         utilities.flying_check()
 

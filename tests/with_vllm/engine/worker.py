@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.outputs import ModelRunnerOutput
 
 from flying_serving.parallelism import Parallelism
-from flying_serving.vllm_adapter.model_runner.lane import OutputUse, VoidStep
+from flying_serving.vllm_adapter.model_runner.device_lane import OutputUse, VoidStep
 from tests.with_vllm.vllm_adapter.lanes import BLOCK, token
 
 
@@ -25,7 +25,7 @@ class Worker:
         self.most_kept = 0
         self.launched = 0
         self.parallelisms: list[Parallelism] = []
-        """Of each step that was ordered."""
+        """Of each step that was planned."""
         self.loses_member = False
         self.token_offset = 0
         """Added to each token that is sampled from now on, until the members begin anew."""
@@ -41,7 +41,7 @@ class Worker:
         use: OutputUse,
         parallelism: Parallelism = Parallelism.TENSOR,
     ) -> Any:
-        """Compute a step, as `Lane.execute`."""
+        """Compute a step, as `DeviceLane.execute`."""
         self.parallelisms.append(parallelism)
         if self.loses_member and size > 1:
             return VoidStep("engine 1 is lost")
@@ -58,7 +58,7 @@ class Worker:
         return None
 
     def take_output(self, size: int) -> Any:
-        """Return the oldest kept output, as `Lane.take_output`."""
+        """Return the oldest kept output, as `DeviceLane.take_output`."""
         step, output = self.kept.popleft()
         if self.loses_member:
             return VoidStep("engine 1 is lost")
@@ -66,16 +66,16 @@ class Worker:
         return output
 
     def rejoin(self, size: int, incarnations: list[int]) -> None:
-        """Step with members that are there again, as `Lane.rejoin`."""
+        """Step with members that are there again, as `DeviceLane.rejoin`."""
         self.loses_member, self.launched = False, 0
 
     def begin_anew(self, size: int, times: int) -> None:
-        """Sample right tokens again, as `Lane.begin_anew` draws other random numbers."""
+        """Sample right tokens again, as `DeviceLane.begin_anew` draws other random numbers."""
         self.token_offset = 0
         self.begun_anew.append(times)
 
     def leave(self, size: int) -> None:
-        """Forget all requests, as `Lane.leave`."""
+        """Forget all requests, as `DeviceLane.leave`."""
         self.kept.clear()
         self._tables.clear()
 

@@ -14,7 +14,7 @@ from flying_serving.memory.arena import Address, Arena
 from flying_serving.memory.kv_view import KVView, bytes_of, map_memory
 from flying_serving.memory.peers import PeerKV, announce_kv
 from flying_serving.migration import transfer
-from flying_serving.worker.lanes import Lanes
+from flying_serving.worker.lanes import DeviceLanes
 
 BLOCKS, HEADS, TOKENS, SIZE, LAYERS = 5, 4, 4, 2, 2
 
@@ -160,7 +160,7 @@ def test_a_device_reads_its_own_memory_without_its_handle(
         memory = torch.full((64,), process, dtype=torch.int8)
         views = {1: [KVView([memory.view(2, 1, 4, 8)], range(1), 4, 1)]}
         lane1: Any = SimpleNamespace(kv=SimpleNamespace(memory=partial(torch.clone, memory)))
-        lanes = Lanes.__new__(Lanes)
+        lanes = DeviceLanes.__new__(DeviceLanes)
         lanes[1], lanes.kv_views, lanes.peers = lane1, views, PeerKV(str(tmp_path))
         lanes.engine, lanes.device, lanes.devices = engine, device, 2
         lanes.announce_kv(str(tmp_path), None)

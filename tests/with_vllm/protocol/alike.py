@@ -8,7 +8,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from flying_serving.engine.lending import RECALL_WAIT_S
+from flying_serving.engine.block_lending import RECALL_WAIT_S
 from tests.with_vllm.protocol.doubles import NOW_S, PAUSE_S, TICK_S
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def key_of(engine: Engine) -> Any:
             ledger.dropped,
             ledger.blocks,
             engine.weights.told,
-            frozenset(loop.lanes.own.withheld),
+            frozenset(loop.lanes.own_pool.withheld),
         )
     samples = (loop.sampled._checksums, engine.samples) if engine.settings.diverging else ()
     parts = (*parts, loop.migrations, engine.table, engine.memory, engine.overdue, weights, samples)
@@ -165,7 +165,7 @@ def rename_blocks(engine: Engine) -> None:
         books.reserved = [new[block] for block in books.reserved]
     for holder in (*holders, *arrivals):
         holder.blocks = [new[block] for block in holder.blocks]
-    pool = engine.loop.lanes.own
+    pool = engine.loop.lanes.own_pool
     pool._pinned = [[new[block] for block in blocks] for blocks in pool._pinned]
     own.pool.rename(new)
     engine.memory.rename(new, own.pool.free)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from flying_serving.weights.lending.engine_weights import Member
+from flying_serving.weights.lending.engine_weights import BlockLender
 from tests.with_vllm.protocol.faults import Fault
 from tests.with_vllm.protocol.memory import Memory
 from tests.with_vllm.protocol.weights import Weights
@@ -17,7 +17,7 @@ class _NotEmpty(Weights):
 
 
 class _NotReplaced(Weights):
-    def _copy(self, copies: dict[int, int], members: Iterable[Member]) -> None:
+    def _copy(self, copies: dict[int, int], members: Iterable[BlockLender]) -> None:
         super()._copy(copies, ())
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutputs
 
 from flying_serving.config import FlyingConfig
-from flying_serving.engine.lane import LaneFactory, Lanes
+from flying_serving.engine.lane import EngineLanes, LaneFactory
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.messages import Message, RunStep
 from flying_serving.engine.utilities import EngineUtilities
@@ -28,7 +28,7 @@ from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.weights.lending import lent_memory as lent
 from flying_serving.wire import EngineMemory
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler, Hooks, Request
@@ -109,7 +109,7 @@ class Engine:
         flying = FlyingConfig(weave_steps=1, max_pause_ms=PAUSE_S * 1000)
         kv: Any = (self.table, self.peers)
         self.loop = EngineLoop(
-            number, Lanes(lanes, board), self.channel, self, flying, kv, instruments, now
+            number, EngineLanes(lanes, board), self.channel, self, flying, kv, instruments, now
         )
         self.loop.migrations.target.chunks.blocks = 1
         # block by block, while something else runs
@@ -215,10 +215,10 @@ class Engine:
 
     def call_lane(self, size: int, function: Callable[..., Any], *args: Any) -> Any:
         """What the workers do in a lane, all of which are one memory."""
-        if function is Lane.execute:
+        if function is DeviceLane.execute:
             self._write(size, args[0])
             return self.samples.output(size, args[0])
-        assert function is Lane.begin_anew
+        assert function is DeviceLane.begin_anew
         return self.samples.begin_anew(size, *args)
 
     def call_workers(self, function: Callable[..., Any], *args: Any) -> Any:

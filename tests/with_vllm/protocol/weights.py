@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from itertools import accumulate
 from typing import Any
 
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
 from flying_serving.weights.lending.engine_weights import EngineWeights
 from flying_serving.weights.lending.ledger import ExtraKV, PageLedger
@@ -127,7 +127,7 @@ class Device:
 
 
 def make_weights(
-    lanes: Lanes,
+    lanes: EngineLanes,
     own: EnginePool,
     pieces: Sequence[int],
     extra: range,
@@ -154,7 +154,7 @@ def check(engine: Any) -> None:
     weights.check()
     engine.device.check()
     assert engine.device.gone == weights.ledger.dropped
-    withheld = engine.loop.lanes.own.withheld
+    withheld = engine.loop.lanes.own_pool.withheld
     assert withheld <= set(weights._extra), f"blocks {withheld} are withheld"
     there = set(weights._extra[: weights.ledger.blocks])
     assert weights.told == "take_back" or not withheld & there, (

@@ -20,7 +20,7 @@ from flying_serving.weights import kinds
 from flying_serving.weights.experts import Experts
 from flying_serving.weights.kinds import RULES, check_cuts, end_loading, rule_of
 from flying_serving.weights.latent import LatentAttention, LatentProjection
-from flying_serving.weights.linear import Column, Row, cut
+from flying_serving.weights.linear import ColumnParallel, RowParallel, cut
 from flying_serving.weights.plain import Whole
 from flying_serving.weights.quantized import Quantized
 from flying_serving.weights.recurrent import Convolution, Mamba, Multiplied, RecurrentColumn
@@ -160,8 +160,8 @@ KINDS: tuple[tuple[dict[str, Any], dict[str, type[Rule]]], ...] = (
         LLAMA,
         {
             "model.embed_tokens": Vocabulary,
-            "model.layers.0.self_attn.qkv_proj": Column,
-            "model.layers.0.self_attn.o_proj": Row,
+            "model.layers.0.self_attn.qkv_proj": ColumnParallel,
+            "model.layers.0.self_attn.o_proj": RowParallel,
             "model.layers.0.input_layernorm": Whole,
             "lm_head": Vocabulary,
         },
@@ -171,7 +171,7 @@ KINDS: tuple[tuple[dict[str, Any], dict[str, type[Rule]]], ...] = (
         DEEPSEEK_V3,
         {
             "model.layers.0.self_attn.kv_b_proj": LatentProjection,
-            "model.layers.0.self_attn.q_b_proj": Column,
+            "model.layers.0.self_attn.q_b_proj": ColumnParallel,
             "model.layers.0.self_attn.mla_attn.mla_attn": LatentAttention,
         },
     ),
@@ -180,7 +180,7 @@ KINDS: tuple[tuple[dict[str, Any], dict[str, type[Rule]]], ...] = (
         {
             f"{MIXER}.conv1d": Convolution,
             f"{MIXER}.in_proj": RecurrentColumn,
-            f"{MIXER}.out_proj": Row,
+            f"{MIXER}.out_proj": RowParallel,
             MIXER: Mamba,
             MIXER.rpartition(".")[0]: Multiplied,
         },

@@ -24,7 +24,7 @@ from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.loading import keep_weights
 from flying_serving.weights import experts
 from flying_serving.weights.gated import ActivationByUnit
-from flying_serving.weights.linear import Column
+from flying_serving.weights.linear import ColumnParallel
 from flying_serving.weights.plain import storages
 from flying_serving.weights.rule import layers_of
 from flying_serving.weights.share import SharedWeights
@@ -97,7 +97,7 @@ def test_columns_of_each_lane_are_those_of_the_layer_as_loaded(
         lane1 = tree(config, 1)
         loaded = load_numbers(lane1)
         columns = [layer for layer in layers_of(lane1) if layer.name in loaded]
-        segments = {layer.name: Column.cut(layer, WIDEST) for layer in columns}
+        segments = {layer.name: ColumnParallel.cut(layer, WIDEST) for layer in columns}
         for size, lane in lanes(config, lane1, rank).items():
             for name, (weight, bias) in loaded.items():
                 layer: Any = lane.get_submodule(name)

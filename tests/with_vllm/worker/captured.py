@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.workspace import lock_workspace
 
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 
 SIZES = (1, 2, 4, 8, 16, 24)
@@ -192,11 +192,11 @@ class Groups:
 
 def graph_lane(
     config: VllmConfig, size: int, spoil: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
-) -> tuple[Lane, CapturingRunner]:
+) -> tuple[DeviceLane, CapturingRunner]:
     """A lane of a group over a runner that captures, and that runner: of the version that vLLM
     would make.
     """
     groups: Any = Groups()
     version = CapturingV2 if config.use_v2_model_runner else CapturingV1
     runner = version(config, spoil, lambda: int(groups.active))
-    return Lane(runner, config, tuple(range(size)), groups), runner
+    return DeviceLane(runner, config, tuple(range(size)), groups), runner

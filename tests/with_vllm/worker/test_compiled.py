@@ -12,7 +12,7 @@ from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import CompilationMode, VllmConfig
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.compiled import allowed, check_compiled, refusal
 from flying_serving.worker.selfcheck import Difference
@@ -42,7 +42,7 @@ def config(tmp_path: Path) -> VllmConfig:
     return config
 
 
-def compiled_lane(config: VllmConfig, spoil: Callable[[torch.Tensor], torch.Tensor]) -> Lane:
+def compiled_lane(config: VllmConfig, spoil: Callable[[torch.Tensor], torch.Tensor]) -> DeviceLane:
     """Lane 1 over a small model whose logits come from a part that is compiled."""
     runner = CapturingV1(config)
     model = runner.model
@@ -50,10 +50,10 @@ def compiled_lane(config: VllmConfig, spoil: Callable[[torch.Tensor], torch.Tens
     whole: Any = model.compute_logits
     model.compute_logits = lambda x: whole(model.part(x))
     devices: Any = Groups()
-    return Lane(runner, config, (0,), devices)
+    return DeviceLane(runner, config, (0,), devices)
 
 
-def checked(lane1: Lane) -> float:
+def checked(lane1: DeviceLane) -> float:
     with torch.inference_mode():
         return check_compiled(lane1, REQUESTS)
 
@@ -112,7 +112,7 @@ def test_model_is_compiled_again_after_the_check(config: VllmConfig) -> None:
 
 
 @contextmanager
-def started(config: VllmConfig, *, goes_on: bool) -> Iterator[tuple[Lane, list[str]]]:
+def started(config: VllmConfig, *, goes_on: bool) -> Iterator[tuple[DeviceLane, list[str]]]:
     """A start whose compiled code is wrong: lane 1 after the check, and what was logged."""
     config.model_config.enforce_eager = False
     lane1, said = compiled_lane(config, torch.zeros_like), list[str]()

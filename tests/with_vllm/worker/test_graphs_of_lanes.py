@@ -12,8 +12,8 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from flying_serving.config import Collectives, Deployment, FlyingConfig
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.model_runner.configuration import lane_config
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.graphs import are_asked
-from flying_serving.vllm_adapter.model_runner.lane import Lane
 from flying_serving.worker.graphs import LaneGraphs
 from tests.with_vllm.worker.captured import CapturingV1, Groups, graph_configuration
 
@@ -43,11 +43,11 @@ class Worker:
         self.said: list[str] = []
         groups: Any = Groups()
         self.runners = {1: CapturingV1(config)}
-        lanes = [Lane(self.runners[1], config, (0,), groups)]
-        for size in deployment.lanes:
+        lanes = [DeviceLane(self.runners[1], config, (0,), groups)]
+        for size in deployment.wider_sizes:
             of_lane = lane_config(config, size, 32, captures=deployment.captures_groups)
             self.runners[size] = CapturingV1(of_lane, lambda x: x, lambda: groups.active)
-            lanes.append(Lane(self.runners[size], of_lane, tuple(range(size)), groups))
+            lanes.append(DeviceLane(self.runners[size], of_lane, tuple(range(size)), groups))
         self.graphs = LaneGraphs(lanes, self.said.append, eager_where_refused=goes_on)
         self.runners[1].is_captured = True
 

@@ -9,7 +9,7 @@ import torch
 from vllm.v1.worker.gpu_worker import Worker
 
 from flying_serving.worker import worker
-from flying_serving.worker.lanes import Lanes
+from flying_serving.worker.lanes import DeviceLanes
 from flying_serving.worker.memory_items import MemoryItems
 from flying_serving.worker.worker import FlyingCPUWorker, FlyingGPUWorker
 from tests.with_vllm.worker.configurations import LLAMA, configuration
@@ -37,7 +37,7 @@ def test_gpu_worker_logs_its_model_and_its_lanes(
 
     def lanes(lane1: Any, *_args: Any, **_options: Any) -> Any:
         take(20)
-        made = Lanes.__new__(Lanes)
+        made = DeviceLanes.__new__(DeviceLanes)
         made[1], made.input_rounding = lane1, 0.0
         return made
 
@@ -45,7 +45,7 @@ def test_gpu_worker_logs_its_model_and_its_lanes(
     monkeypatch.setattr(worker, "log_progress", lambda engine, rank, what: said.append(what))
     monkeypatch.setattr(Worker, "load_model", lambda self: take(300))
     monkeypatch.setattr(worker, "adapt_runner", lambda *_: None)
-    monkeypatch.setattr(worker, "Lanes", lanes)
+    monkeypatch.setattr(worker, "DeviceLanes", lanes)
     gpu: Any = FlyingGPUWorker.__new__(FlyingGPUWorker)
     gpu.engine = gpu.rank = 0
     gpu.device = torch.device("cuda", 0)

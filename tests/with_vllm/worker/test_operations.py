@@ -18,7 +18,7 @@ from vllm.ir.op import IrOp
 from vllm.platforms import current_platform
 
 from flying_serving.vllm_adapter.model_runner.configuration import lane_config
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.weights.trees import first_of, world_of_one
 from tests.with_vllm.worker.captured import CapturingV1, Groups, graph_configuration
 
@@ -104,15 +104,15 @@ def norm() -> None:
     NORM(torch.ones(2, 8), torch.ones(8), 1e-5)
 
 
-def lanes(config: VllmConfig) -> tuple[Lane, Lane]:
+def lanes(config: VllmConfig) -> tuple[DeviceLane, DeviceLane]:
     """Lane 1, and that of a group of two, which is built over lane 1's."""
     groups: Any = Groups()
     with world_of_one(config), first_of(2):
-        lane1 = Lane(Norms(config), config, (0,), groups)
-        return lane1, Lane.build(lane_config(config, 2, 32), (0, 1), lane1)
+        lane1 = DeviceLane(Norms(config), config, (0,), groups)
+        return lane1, DeviceLane.build(lane_config(config, 2, 32), (0, 1), lane1)
 
 
-def run(lane: Lane) -> None:
+def run(lane: DeviceLane) -> None:
     """A step, the made-up one of the start, and a capture."""
     lane.launch("step")
     lane.warm()

@@ -16,7 +16,7 @@ from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.comm.watchdog import Watchdog
 from flying_serving.errors import CollectiveTimeout, EngineLost, Unsupported
 from flying_serving.vllm_adapter.distributed.coordinator import LaneCoordinator
-from flying_serving.vllm_adapter.distributed.nccl import NcclGroup, Site
+from flying_serving.vllm_adapter.distributed.nccl import NcclGroup, NcclMember
 from tests.with_vllm.vllm_adapter.nccl_library import ThreadsNccl, install
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ class Engines:
             activate=nullcontext,
         )
         watchdog = Watchdog(self.lost.__contains__)
-        pool.use_ends(self.directory, Site(engine, CPU, self.deadline_s, watchdog).open_end)
+        pool.use_ends(self.directory, NcclMember(engine, CPU, self.deadline_s, watchdog).open_end)
         return pool
 
     def start(self, engines: range, call: Callable[[CommunicatorPool], Any]) -> list[Future[Any]]:
@@ -220,8 +220,8 @@ def test_member_that_is_lost_before_it_has_come_is_not_waited_for(engines: Engin
 
 def group_of(path: Path, rank: int, deadline_s: float = ANSWER_S) -> NcclGroup:
     """Return a rank's end of a group of engines 0 and 1."""
-    site = Site(rank, CPU, deadline_s, Watchdog(lambda engine: False))
-    return site.open_end(str(path), rank, (0, 1), ["engine 0", "engine 1"])
+    member = NcclMember(rank, CPU, deadline_s, Watchdog(lambda engine: False))
+    return member.open_end(str(path), rank, (0, 1), ["engine 0", "engine 1"])
 
 
 def test_member_that_does_not_come_in_time_is_named(library: ThreadsNccl, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.vllm_adapter.model_runner.configuration import lane_config
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from harness.live import ROOT
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
@@ -112,7 +112,7 @@ def test_description_of_a_lane_has_no_weight_and_no_kv(config: VllmConfig) -> No
         num_blocks=7, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)]
     )
     communicators: Any = None
-    on_device = Lane(None, lane, (0, 1), communicators)
+    on_device = DeviceLane(None, lane, (0, 1), communicators)
     on_device.kv.take(kv)
     sent = on_device.scheduler_config()
     assert tensors_of(sent) == []

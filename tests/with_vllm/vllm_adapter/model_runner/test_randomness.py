@@ -19,14 +19,14 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from flying_serving.comm.group_files import whole_groups
 from flying_serving.layout.groups import aligned_group
-from flying_serving.vllm_adapter.model_runner.lane import Lane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.randomness import (
     LaneRandomness,
     seed_of,
     seed_process,
 )
 from flying_serving.vllm_adapter.weights.trees import world_of_one
-from flying_serving.worker.lanes import Lanes
+from flying_serving.worker.lanes import DeviceLanes
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 
 CPU = torch.device("cpu")
@@ -91,28 +91,28 @@ def seed_of_v2_request() -> int:
     return int(states.seeds.np[0])
 
 
-def lanes_of(engine: int, seed: int = 0) -> Lanes:
+def lanes_of(engine: int, seed: int = 0) -> DeviceLanes:
     """An engine's lanes for 1, 2 and 4 engines, over a runner that only samples."""
     config: Any = SimpleNamespace(
         model_config=SimpleNamespace(seed=seed), cache_config=SimpleNamespace(block_size=16)
     )
     alone: Any = Alone()
-    lanes = Lanes.__new__(Lanes)
+    lanes = DeviceLanes.__new__(DeviceLanes)
     lanes.engine, lanes.communicators = engine, alone
     for size in (1, 2, 4):
         own = None if size == 1 else LaneRandomness(CPU, seed, for_users_code=True)
-        lanes[size] = Lane(Sampling(), config, aligned_group(engine, size), alone, own)
+        lanes[size] = DeviceLane(Sampling(), config, aligned_group(engine, size), alone, own)
     return lanes
 
 
-def seed(lanes: Lanes, incarnations: tuple[int | None, ...] = (0,) * ENGINES) -> None:
+def seed(lanes: DeviceLanes, incarnations: tuple[int | None, ...] = (0,) * ENGINES) -> None:
     """Seed the lanes of the groups that are whole at a start."""
     for group, members in whole_groups(lanes.engine, lanes, incarnations):
         lanes.communicators.reopen(len(group), members)
     lanes.seed()
 
 
-def step(lanes: Lanes, size: int) -> Any:
+def step(lanes: DeviceLanes, size: int) -> Any:
     """What a step of the lane for groups of `size` draws."""
     return lanes[size].step(None)
 
@@ -290,9 +290,9 @@ def test_lane_keeps_pythons_generator_for_processors_of_users(
     config = configuration(tmp_path, LLAMA)
     config.model_config.logits_processors = processors
     alone: Any = Alone()
-    lane1 = Lane(Unloaded(config, CPU), config, (0,), alone)
+    lane1 = DeviceLane(Unloaded(config, CPU), config, (0,), alone)
     with world_of_one(config):
-        lane = Lane.build(config, (0, 1), lane1)
+        lane = DeviceLane.build(config, (0, 1), lane1)
     random.seed(3)
     before = random.getstate()
     lane.launch(None)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from flying_serving.config import LOAN_SHARE
-from flying_serving.engine.lane import Lane, Lanes
+from flying_serving.engine.lane import EngineLane, EngineLanes
 from flying_serving.errors import IntegrityError
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.weights.lending.engine_weights import FREE_BLOCKS_POLL_S, EngineWeights
@@ -107,7 +107,7 @@ class Engines:
         """
         pair = self.pair
         if pair.leader.ready(self.now_s):
-            pair.leader.order(self.now_s)
+            pair.leader.plan_step(self.now_s)
         pair.serve_all(self.now_s)
         if not pair.leader.outstanding:
             return
@@ -310,14 +310,14 @@ def test_narrower_lanes_with_requests_and_pieces_under_way_refuse_lending() -> N
 
 
 def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
-    """A step that is ordered may still be ahead of a member when its leader's requests are over."""
+    """A step that is planned may still be ahead of a member when its leader's requests are over."""
     pair, device = Pair(blocks=OWN + EXTRA), Device(widest=4)
     board: Any = SimpleNamespace(requests=lambda leader, size: 0)
-    lanes = Lanes(
+    lanes = EngineLanes(
         [
-            Lane((0,), BLOCK, None, pair.pools[0]),
-            Lane(GROUP, BLOCK, None, pair.leader.pool, pair.members[0], pair.leader),
-            Lane((0, 1, 2, 3), BLOCK, None, None),
+            EngineLane((0,), BLOCK, None, pair.pools[0]),
+            EngineLane(GROUP, BLOCK, None, pair.leader.pool, pair.members[0], pair.leader),
+            EngineLane((0, 1, 2, 3), BLOCK, None, None),
         ],
         board,
     )
@@ -326,7 +326,7 @@ def test_lending_waits_for_narrower_lanes_and_their_steps() -> None:
     call: Any = lambda function, *args: function(device, *args)  # noqa: E731
     weights = EngineWeights(lanes, pair.pools[0], ledger, extra, call, lambda: None)
     pair.lend(2)
-    pair.leader.order(0.0)
+    pair.leader.plan_step(0.0)
     pair.scheduler.end("first")
     assert pair.leader.outstanding
     answer = weights.prepare()

@@ -22,7 +22,7 @@ from flying_serving.errors import IntegrityError, Unsupported
 from flying_serving.layout.shards import Segment
 from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.loading import keep_matrix, keep_weights, pack_matrix
-from flying_serving.weights.lending.arena_placement import Placement
+from flying_serving.weights.lending.arena_placement import ArenaPlacement
 from flying_serving.weights.lending.pages import Extent
 from flying_serving.weights.lending.residency import (
     Kind,
@@ -82,7 +82,7 @@ class Worker:
             if pack is not None:
                 self.weights = SharedWeights(lane1, WIDEST, pack, file)
             else:
-                placement = Placement(device_pages(16 << 20, file)[1], engine, WIDEST)
+                placement = ArenaPlacement(device_pages(16 << 20, file)[1], engine, WIDEST)
                 self.weights = SharedWeights(lane1, WIDEST, None, placement=placement)
             self.weights.complete(self.lanes[WIDEST])
             for size in (2, WIDEST):

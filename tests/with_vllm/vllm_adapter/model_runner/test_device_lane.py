@@ -11,7 +11,7 @@ import pytest
 
 from flying_serving.errors import CollectiveTimeout, GroupBroken
 from flying_serving.parallelism import Parallelism
-from flying_serving.vllm_adapter.model_runner.lane import Lane, OutputUse, VoidStep
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane, OutputUse, VoidStep
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 
 
@@ -46,7 +46,7 @@ class Failing:
         raise self._error
 
 
-MakeLane = Callable[[Any], tuple[Lane, list[tuple[int, bool]]]]
+MakeLane = Callable[[Any], tuple[DeviceLane, list[tuple[int, bool]]]]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def lane_of(tmp_path: Path) -> MakeLane:
     """
     config = configuration(tmp_path, LLAMA)
 
-    def make(runner: Any) -> tuple[Lane, list[tuple[int, bool]]]:
+    def make(runner: Any) -> tuple[DeviceLane, list[tuple[int, bool]]]:
         confirmed: list[tuple[int, bool]] = []
 
         def require_whole(size: int, *, goes_on: bool) -> None:
@@ -65,7 +65,7 @@ def lane_of(tmp_path: Path) -> MakeLane:
         communicators: Any = SimpleNamespace(
             activate=lambda size: nullcontext(), require_whole=require_whole
         )
-        return Lane(runner, config, (0, 1), communicators), confirmed
+        return DeviceLane(runner, config, (0, 1), communicators), confirmed
 
     return make
 
@@ -138,7 +138,9 @@ def test_lane_divides_tokens_only_with_a_way_to(lane_of: MakeLane) -> None:
     assert lane.step("1", Parallelism.TOKEN) == "output of 1"
 
 
-@pytest.mark.parametrize("function", [Lane.execute, Lane.take_output, Lane.leave, Lane.rejoin])
+@pytest.mark.parametrize(
+    "function", [DeviceLane.execute, DeviceLane.take_output, DeviceLane.leave, DeviceLane.rejoin]
+)
 def test_functions_that_engines_call_are_sent_by_their_names(function: Any) -> None:
     """An engine of several devices pickles them."""
     assert pickle.loads(pickle.dumps(function)) is function

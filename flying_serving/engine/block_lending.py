@@ -4,7 +4,7 @@ back.
 
 from collections.abc import Callable
 
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.engine.messages import (
     BlocksReserved,
     LendBlocks,
@@ -33,7 +33,7 @@ class BlockLending:
 
     def __init__(
         self,
-        lanes: Lanes,
+        lanes: EngineLanes,
         source: Source,
         clock: Callable[[], float],
     ) -> None:
@@ -77,7 +77,7 @@ class BlockLending:
         Returns True if it is not to step now: the step would preempt a request, and blocks may come
         back in RECALL_WAIT_S.
         """
-        own, is_short = self._lanes.own, False
+        own, is_short = self._lanes.own_pool, False
         if any(member.lent.lent_count for member in self._lanes.members.values()):
             waiting = own.scheduler.waiting or own.scheduler.kv_holding_waiting
             if waiting or own.free_count() < len(own.scheduler.running):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from flying_serving.engine.block_lending import BlockLending
 from flying_serving.engine.group import ASK_AGAIN_S
-from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.messages import BlocksReserved, RecallBlocks, ReserveBlocks
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK
@@ -72,7 +72,7 @@ def test_group_without_lent_blocks_frees_retained_blocks(others: int) -> None:
     """When all have answered; they were asked first."""
     keeper = Keeper()
     keeper.pair.scheduler.add("r", BLOCK, 2)
-    keeper.pair.leader.order(ASK_AGAIN_S)
+    keeper.pair.leader.plan_step(ASK_AGAIN_S)
     keeper.block_lending.handle(BlocksReserved(GROUP, 0, 4))
     assert keeper.asked == []
     keeper.block_lending.handle(BlocksReserved(GROUP, 1, others))
@@ -104,7 +104,7 @@ def test_group_without_retained_blocks_counts_no_missing_blocks(
     keeper.pair.scheduler.add("r", 20 * BLOCK, 2)
     looked_at = looks(monkeypatch, keeper.pair.scheduler)
     keeper.block_lending.yield_if_all_are_lent(2)
-    keeper.pair.leader.order(ASK_AGAIN_S)
+    keeper.pair.leader.plan_step(ASK_AGAIN_S)
     assert keeper.asked == []
     assert looked_at == []
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from flying_serving.comm.board import StepBoard
-from flying_serving.engine.lane import Lanes
+from flying_serving.engine.lane import EngineLanes
 from flying_serving.layout.groups import Group
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S
@@ -120,7 +120,7 @@ def choose_parallelism(ways: StepWays, steps: StepLog, group: Group, plan: Any) 
     return parallelism
 
 
-def divide_steps(lanes: Lanes, steps: StepLog, measured: list[CalibrationRow]) -> None:
+def divide_steps(lanes: EngineLanes, steps: StepLog, measured: list[CalibrationRow]) -> None:
     """Let the groups that an engine leads divide tokens where that was measured to be shorter."""
     ways = StepWays(measured)
     for leader in lanes.leaders.values():

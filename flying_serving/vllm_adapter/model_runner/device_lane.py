@@ -25,7 +25,6 @@ from flying_serving.layout.groups import Group
 from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.kv.lane_kv import LaneKV
 from flying_serving.vllm_adapter.lora.layers import wrap_layers
-from flying_serving.vllm_adapter.model_runner.batches import without_outputs
 from flying_serving.vllm_adapter.model_runner.compiled import (
     eager_operations,
     eager_priorities,
@@ -34,6 +33,7 @@ from flying_serving.vllm_adapter.model_runner.compiled import (
 )
 from flying_serving.vllm_adapter.model_runner.configuration import without_layers
 from flying_serving.vllm_adapter.model_runner.graphs import Captured, DecodeGraphs
+from flying_serving.vllm_adapter.model_runner.made_up_steps import without_outputs
 from flying_serving.vllm_adapter.model_runner.randomness import (
     LaneRandomness,
     seed_of,
@@ -53,7 +53,7 @@ class OutputUse(Enum):
     RETURNED = auto()
     """It is waited for, and returned."""
     KEPT = auto()
-    """It is taken later, with `Lane.take_output`."""
+    """It is taken later, with `DeviceLane.take_output`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _unless_broken(part: Callable[P, Any]) -> Callable[P, Any]:
     return run
 
 
-class Lane:
+class DeviceLane:
     """The lane of one device for a group of engines. The group of lane 1 is one engine, and its
     runner is that of vLLM's worker.
 
@@ -115,7 +115,7 @@ class Lane:
         self.kept: deque[Any] = deque()
 
     @classmethod
-    def build(cls, config: VllmConfig, group: Group, lane1: Lane) -> Lane:
+    def build(cls, config: VllmConfig, group: Group, lane1: DeviceLane) -> DeviceLane:
         """Build a lane over a runner of lane 1's class. Its module tree is that of the group, with
         the parameters on the meta device.
         """
