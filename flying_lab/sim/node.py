@@ -36,8 +36,7 @@ from flying_serving.controller.commands import (
 )
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.group_choice import GroupChoice
-from flying_serving.controller.places import ALONE, Origin
-from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.requests import ALONE, Origin, RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group, Layout

@@ -21,7 +21,7 @@ The method of each event notes the event. Then `Controller._settle` advances, in
 1. The switch under way (`Changeover.advance`). It goes on in another mode if it has waited for too
    long. Weights come back to engines that need them (`WeightLending.fetch`). If the switch waits
    for nothing more, engines are told of it.
-2. Requests that wait (`Dispatcher.place_waiting`) get groups. A group lends its weights to a
+2. Requests that wait (`Dispatcher.dispatch_waiting`) get groups. A group lends its weights to a
    request that waits for them (`WeightLending.lend`).
 3. The layout. It is made again after a loss (`FaultRecovery.take_restored`). Otherwise the policy
    is asked (`Decider.decide`), once, at events that may change its answer. If a switch begins, the

@@ -47,7 +47,7 @@ class Dispatcher:
         if state.reservation.is_long(request):
             state.switches.needed_again(now_s)
 
-    def place_waiting(self, now_s: float, *, splits: bool) -> list[Command]:
+    def dispatch_waiting(self, now_s: float, *, splits: bool) -> list[Command]:
         """Offer groups of the layout to the requests that wait, in the pool's order.
 
         With `splits` a request may get two groups. All groups that suit a request without room are
@@ -64,7 +64,7 @@ class Dispatcher:
         lanes = state.lanes()
         reserved: set[Group] = set()
 
-        def place(request: RequestState) -> bool:
+        def dispatch(request: RequestState) -> bool:
             group = self._group_for(request, lanes, reserved)
             if group is None:
                 reserved.update(self._wait_for_room(request, now_s))
@@ -79,11 +79,11 @@ class Dispatcher:
                 commands.append(self._bookings.start(request, group, lanes))
             return True
 
-        state.pool.hand_out(place, now_s)
+        state.pool.hand_out(dispatch, now_s)
         if state.reservation.is_awaited:
             self._update_reservation(now_s)
             if not state.reservation.is_awaited:  # the group of a long request takes others now
-                state.pool.hand_out(place, now_s)
+                state.pool.hand_out(dispatch, now_s)
         return commands
 
     def _update_reservation(self, now_s: float) -> None:

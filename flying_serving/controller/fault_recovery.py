@@ -55,7 +55,7 @@ class FaultRecovery:
     def engines_lost(
         self, engines: Collection[int], now_s: float, *, killed: bool
     ) -> list[Command]:
-        """Take requests from lost engines: they wait again, in their old places, or fail.
+        """Take requests from lost engines: they wait again, by their old arrivals, or fail.
 
         `killed`: True if it is one engine, whose process was killed from outside.
         """

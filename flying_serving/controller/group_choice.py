@@ -244,7 +244,7 @@ class GroupChoice:
         expected_tokens: float,
     ) -> float:
         """Return the price of a group for a request, arguments as of `_score`."""
-        drained, waits_for_place = self._drained(group), not _is_halved(request)
+        drained, waits_in_queue = self._drained(group), not _is_halved(request)
         visit = Visit(
             request,
             self.state.loads[group],
@@ -252,7 +252,7 @@ class GroupChoice:
             expected_tokens,
             migration,
             self.limits.max_variants,
-            waits_for_place,
+            waits_in_queue,
         )
         lane = lanes.get(len(group))
         per_engine = (visit.running + visit.drained) / len(group)

@@ -156,7 +156,7 @@ class ClusterState:
             self.hindsight.begin(layout, lanes, self.work(now_s), now_s, switch)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each request is in one place, and booked only there."""
+        """Raise AssertionError unless each request waits or runs, and is booked only there."""
         waiting = {request.request_id for request in self.pool}
         assert waiting.isdisjoint(self.started), f"wait and run: {waiting & self.started.keys()}"
 

@@ -76,7 +76,7 @@ class Shell:
 
         Raises:
             VLLMValidationError: if no layout of this server can run it (HTTP 400).
-            GracefulHTTPError: if too many wait (429) and no place is held for it, or the server
+            GracefulHTTPError: if too many wait (429) and it has no slot, or the server
                 ends (503).
         """
         try:
