@@ -32,6 +32,7 @@ from flying_serving.controller.commands import (
     PullAhead,
     Recall,
     Reject,
+    RevokeOffer,
     Weave,
 )
 from flying_serving.controller.controller import Controller
@@ -271,7 +272,7 @@ class SimNode:
                     self.parts.pull_ahead(self.open[request_id], command)
                 case DropPart():
                     self.parts.drop(command)
-                case Recall(request_id):
+                case Recall(request_id) | RevokeOffer(request_id):
                     self._recall(self.open[request_id])
                 case Reject(request_id, waited_s):
                     self._recall(self.open[request_id])

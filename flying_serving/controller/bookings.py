@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from flying_serving.controller.commands import Command, Dispatch, Recall
+from flying_serving.controller.commands import Command, Dispatch, Recall, RevokeOffer
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
@@ -99,7 +99,7 @@ class Bookings:
         """Revoke the offer of a request that ends in its group: nothing pulls its KV."""
         if request.group is None or request.offer is None:
             return []
-        return [Recall(request.request_id, request.group)]
+        return [RevokeOffer(request.request_id, request.group)]
 
     def offer_kv(self, request: RequestState) -> KVSource | None:
         """Return an offer of a request's KV by its group; None if KV cannot migrate."""

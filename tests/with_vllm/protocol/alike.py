@@ -115,7 +115,7 @@ def forget_times(engine: Engine) -> None:
         leader._may_step_at_s = max(leader._may_step_at_s, NOW_S)
         leader._may_ask_at_s = max(leader._may_ask_at_s, NOW_S)
     for member in loop.lanes.members.values():
-        member._recalled_at_s = max(member._recalled_at_s, NOW_S - TICK_S)
+        member._reclaimed_at_s = max(member._reclaimed_at_s, NOW_S - TICK_S)
     loop.last_step_s = (0.0, 0.0)
     _forget_migrations(engine)
 
