@@ -13,7 +13,7 @@
 
 The parts share the state: waiting requests (`TaskPool`), groups with their requests (`Loads`) and
 requests with two groups (`Splits`). The state also has past and present switches (`Switches`),
-the room of groups (`Rooms`), which grows while they lend their weights to their KV cache
+the room of groups (`Rooms`), the weights that they lend to their KV cache for extra room
 (`WeightLending`), and what followed the forecasts of past switches (`Hindsight`).
 
 The method of each event notes the event. Then `Controller._settle` advances, in this order:

@@ -72,6 +72,8 @@ class Admission:
     A request that was let in is not refused when it arrives, since its answer may have begun: a
     slot of the queue is kept for it meanwhile. Slots count as waiting requests, but for those that
     would begin at once in `groups`, the groups of the layout.
+
+    `refused`: number of requests that were refused since the start.
     """
 
     def __init__(
@@ -89,7 +91,6 @@ class Admission:
         self._least = settings.limits.max_num_seqs
         self.pace = Pace()
         self.refused = 0
-        """Number of requests that were refused since the start."""
 
     def check(self, *, urgent: bool = False) -> None:
         """Raise PoolFull if no more requests of this kind may wait: the request is counted as

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from flying_serving.controller.commands import Command, Dispatch, Recall, RevokeOffer
+from flying_serving.controller.commands import Command, Dispatch, Recall
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.settings import Settings
@@ -94,12 +94,6 @@ class Bookings:
         expected_tokens = state.lengths.expected_tokens(request)
         group = self._choice.choose(request, state.layout, state.lanes(), expected_tokens)
         return group is not None
-
-    def revoke_offer(self, request: RequestState) -> list[Command]:
-        """Revoke the offer of a request that ends in its group: nothing pulls its KV."""
-        if request.group is None or request.offer is None:
-            return []
-        return [RevokeOffer(request.request_id, request.group)]
 
     def offer_kv(self, request: RequestState) -> KVSource | None:
         """Return an offer of a request's KV by its group; None if KV cannot migrate."""

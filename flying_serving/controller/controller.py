@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from flying_serving.controller.admission import Admission
 from flying_serving.controller.bookings import Bookings
 from flying_serving.controller.changeover import Changeover
-from flying_serving.controller.commands import Command, Fail, FetchWeights
+from flying_serving.controller.commands import Command, Fail, FetchWeights, RevokeOffer
 from flying_serving.controller.decider import Decider
 from flying_serving.controller.dispatcher import Dispatcher
 from flying_serving.controller.fault_recovery import FaultRecovery
@@ -106,7 +106,9 @@ class Controller:
 
     def ends_at_full_group(self, request_id: str) -> list[Command]:
         """Revoke the offer of a request that ends in its group, as `group_full` found no other."""
-        return self.bookings.revoke_offer(self.state.started[request_id])
+        request = self.state.started[request_id]
+        assert request.group is not None
+        return [] if request.offer is None else [RevokeOffer(request_id, request.group)]
 
     # ---- parts of split requests
 

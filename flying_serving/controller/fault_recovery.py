@@ -47,8 +47,8 @@ class FaultRecovery:
         self._splitter = splitter
         self._changeover = changeover
         self.orphans = OrphanCounts()
+        # by suspect, the time since which it waits for engines to come back
         self._cornered_s: dict[str, float] = {}
-        """By suspect, the time since which it waits for engines to come back."""
 
     # ---- engines are lost
 

@@ -28,8 +28,10 @@ class TaskPool:
     dispatch is offered to the oldest overdue request first, at any priority. With k older requests
     ahead of it, a request is among the next 2k + 2 that are dispatched.
 
-    `needs_loan`: whether a group must lend its weights for a request. Others that need a group of
+    `needs_extra`: whether a request needs the extra room of a group. Others that need a group of
     the same size do not wait for that, nor for a request that may have killed engines.
+
+    `urgent`: number of urgent requests that wait.
 
     `is_wider`: whether a request asks for more engines than any group of the layout has. It is
     overdue after a SOONER-th of `aging_s`.
@@ -38,11 +40,11 @@ class TaskPool:
     def __init__(
         self,
         aging_s: float,
-        needs_loan: Callable[[RequestState], bool] = lambda request: False,
+        needs_extra: Callable[[RequestState], bool] = lambda request: False,
         is_wider: Callable[[RequestState], bool] = lambda request: False,
     ) -> None:
         self.aging_s = aging_s
-        self._needs_loan = needs_loan
+        self._needs_extra = needs_extra
         self._is_wider = is_wider
         self.prompt_tokens = 0
         self._waiting: dict[str, RequestState] = {}
@@ -50,7 +52,6 @@ class TaskPool:
         self._ages: dict[Kind, list[tuple[int, str]]] = {}
         self._oldest_next = False
         self.urgent = 0
-        """Number of urgent requests that wait."""
         self._gone = 0
 
     def __len__(self) -> int:
@@ -205,5 +206,5 @@ class TaskPool:
         return request is not None and self._kind(request) == kind
 
     def _kind(self, request: RequestState) -> Kind:
-        needs_loan = self._needs_loan(request)
-        return request.spec.degree, request.sizes, needs_loan, request.suspicion.trial
+        needs_extra = self._needs_extra(request)
+        return request.spec.degree, request.sizes, needs_extra, request.suspicion.trial

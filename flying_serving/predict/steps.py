@@ -202,8 +202,7 @@ class StepModel:
 
     def known(self, size: int, parallelism: Parallelism = Parallelism.TENSOR) -> bool:
         """Return whether a step of this lane was ever measured that divides this."""
-        kind = size, parallelism
-        return kind in self._prior or kind in self._seen
+        return any((size, parallelism) in table for table in (self._prior, self._seen))
 
     def least_tokens(self, size: int, parallelism: Parallelism) -> int:
         """Return the tokens of the smallest step of this lane that was measured and divides this.
