@@ -94,8 +94,8 @@ class FlyingConfig(BaseModel):
     is a good value. Default: no limit.
     """
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
-    """Seconds after which a waiting request gets every second place. Its priority does not count
-    then.
+    """Seconds after which a waiting request is overdue: every second dispatch is of an overdue
+    request, at any priority.
     """
     max_body_bytes: int = Field(default=2**24, ge=1024, le=2**40)
     """Longest body of a request in bytes; a longer one gets 413. Batches of prompts and embeddings
@@ -297,10 +297,10 @@ class Deployment(BaseModel):
         """Return whether an engine was there, as far as this process knew at its start."""
         return not self.incarnations or self.incarnations[engine] is not None
 
-    def place(self, engine: int, device: int) -> int | None:
+    def bind_process(self, engine: int, device: int) -> int | None:
         """Bind this process to the cores of a device of an engine, and log its placement.
 
-        Returns the number of its OpenMP threads; None on CUDA, where no device is placed.
+        Returns the number of its OpenMP threads; None on CUDA, where no device has a placement.
 
         Raises:
             ConfigError: if the CPUs cannot be used any more.

@@ -1,4 +1,4 @@
-"""The two ways in which a group makes a step."""
+"""What a group divides in a step: weights or tokens."""
 
 from enum import Enum
 
@@ -6,7 +6,7 @@ from enum import Enum
 class Parallelism(Enum):
     """What the members of a group divide in a step.
 
-    Both ways keep KV by heads, so that a request may change from one to the other between steps.
+    Both keep KV by heads, so that a request may change from one to the other between steps.
     """
 
     TENSOR = "tensor"

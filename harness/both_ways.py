@@ -18,20 +18,20 @@ def take_turns() -> None:
     has two for each engine, if their lanes have such steps. Small ones are measured too.
     """
     from flying_serving.predict import probes
-    from flying_serving.predict.ways import StepWays
+    from flying_serving.predict.parallelism import ParallelismChoice
 
     probes._DIVIDED = 1
 
-    turns, measured = cycle(Parallelism), StepWays.least_tokens
+    turns, measured = cycle(Parallelism), ParallelismChoice.least_tokens
 
-    def least_tokens(self: StepWays, size: int) -> float:
+    def least_tokens(self: ParallelismChoice, size: int) -> float:
         return 2 * size if measured(self, size) < inf else inf
 
-    def choose(_self: StepWays, _size: int, *_contents: int) -> Parallelism:
+    def choose(_self: ParallelismChoice, _size: int, *_contents: int) -> Parallelism:
         return next(turns)
 
-    StepWays.least_tokens = least_tokens  # type: ignore[method-assign]
-    StepWays.choose = choose  # type: ignore[assignment,method-assign]
+    ParallelismChoice.least_tokens = least_tokens  # type: ignore[method-assign]
+    ParallelismChoice.choose = choose  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":

@@ -138,8 +138,8 @@ class Traps:
             if leader._answers is None:
                 self.spring_at("blocks lent")
 
-        def recalled(member: Any, count: int, now_s: float) -> None:
-            if member._recalled_at_s == now_s:
+        def reclaimed(member: Any, count: int, now_s: float) -> None:
+            if member._reclaimed_at_s == now_s:
                 self.spring_at("reclaim")
 
         _wrap(Leader, "_ask", after=asked)
@@ -156,7 +156,7 @@ class Traps:
             before=lambda _, blocks: self.spring_at("blocks lent") if blocks else None,
         )
         _wrap(LentBlocks, "take_back", before=lambda *_: self.spring_at("release"))
-        _wrap(Member, "recall", after=recalled)
+        _wrap(Member, "reclaim", after=reclaimed)
         _wrap(Leader, "give_back", before=lambda *_: self.spring_at("reclaim"))
 
     def _install_orders(self) -> None:

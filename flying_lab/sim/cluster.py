@@ -19,7 +19,7 @@ from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.parallelism import Parallelism
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.predict.ways import StepWays
+from flying_serving.predict.parallelism import ParallelismChoice
 from flying_serving.scheduling.arbiter import LaneArbiter, ServeMessage, StepLane
 from flying_serving.scheduling.batches import Batches
 from flying_serving.wire import CalibrationRow, StepRow
@@ -128,7 +128,7 @@ class Cluster:
         self.pools = [BlockPool(shape.blocks - 1, shape.blocks - 1) for _ in range(shape.engines)]
         self.lanes: dict[Group, SimLane] = {}
         self._starved: dict[Group, None] = {}
-        self._ways: StepWays | None = None
+        self._choice: ParallelismChoice | None = None
         limits = Limits(options.max_num_seqs, options.max_num_batched_tokens)
         for size, block_tokens in sorted(shape.block_tokens.items()):
             for group in Layout.uniform(shape.engines, size).groups:
@@ -142,7 +142,7 @@ class Cluster:
         """
         options = self.shape.options
         if any(row.parallelism is Parallelism.TOKEN for row in measured):
-            self._ways = StepWays(measured)
+            self._choice = ParallelismChoice(measured)
         if options.tbt_slo_s == math.inf:
             return
         for engine in self.engines:
@@ -288,8 +288,8 @@ class Cluster:
     def _run(self, lane: SimLane, engines: Sequence[SimEngine]) -> None:
         step = lane.step
         assert step is not None
-        if self._ways is not None and lane.size > 1:
-            step.parallelism = self._ways.choose(lane.size, *step.counts)
+        if self._choice is not None and lane.size > 1:
+            step.parallelism = self._choice.choose(lane.size, *step.counts)
         turn = self.shape.turns.get(lane.size, NO_TIME)
         took_s = self._step_time(lane.size, step) + turn_s(engines, lane.size, step, turn)
         if lane.batches is not None:

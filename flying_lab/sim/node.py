@@ -32,12 +32,12 @@ from flying_serving.controller.commands import (
     PullAhead,
     Recall,
     Reject,
+    RevokeOffer,
     Weave,
 )
 from flying_serving.controller.controller import Controller
 from flying_serving.controller.group_choice import GroupChoice
-from flying_serving.controller.places import ALONE, Origin
-from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.requests import ALONE, Origin, RequestSpec
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.layout.groups import Group, Layout
@@ -272,7 +272,7 @@ class SimNode:
                     self.parts.pull_ahead(self.open[request_id], command)
                 case DropPart():
                     self.parts.drop(command)
-                case Recall(request_id):
+                case Recall(request_id) | RevokeOffer(request_id):
                     self._recall(self.open[request_id])
                 case Reject(request_id, waited_s):
                     self._recall(self.open[request_id])

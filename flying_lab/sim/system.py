@@ -154,23 +154,23 @@ def _calibration(
     times: Mapping[int, DegreeTime],
     capacity: Capacity,
     options: Options,
-    way: Parallelism = Parallelism.TENSOR,
+    parallelism: Parallelism = Parallelism.TENSOR,
 ) -> tuple[Step, ...]:
     """Return the steps that a live server would measure at its start, if they divide this."""
     return tuple(
         step
         for size, room_tokens in capacity.kv_tokens.items()
-        for step in _measured(times[size], size, room_tokens, options, way)
+        for step in _measured(times[size], size, room_tokens, options, parallelism)
     )
 
 
 def _measured(
-    time: DegreeTime, size: int, room_tokens: int, options: Options, way: Parallelism
+    time: DegreeTime, size: int, room_tokens: int, options: Options, parallelism: Parallelism
 ) -> Iterator[Step]:
     """Yield what a group of this size would measure."""
     ended: set[tuple[bool, int]] = set()
     for probe in probes(options.max_num_seqs, options.max_num_batched_tokens, room_tokens):
-        if probe.kind in ended or not probe.measures(size, way):
+        if probe.kind in ended or not probe.measures(size, parallelism):
             continue
         tokens, before = probe.tokens, probe.context_tokens
         step = (
@@ -178,8 +178,8 @@ def _measured(
             if probe.is_prefill
             else SimStep([], tokens, tokens * before)
         )
-        step.parallelism = way
+        step.parallelism = parallelism
         took_s = time(step)
-        yield Step.of_probe(size, took_s, tokens, probe.is_prefill, before, way)
+        yield Step.of_probe(size, took_s, tokens, probe.is_prefill, before, parallelism)
         if took_s > ENOUGH_S:
             ended.add(probe.kind)

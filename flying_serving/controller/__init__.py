@@ -13,7 +13,7 @@
 
 The parts share the state: waiting requests (`TaskPool`), groups with their requests (`Loads`) and
 requests with two groups (`Splits`). The state also has past and present switches (`Switches`),
-the room of groups (`Rooms`), which grows while they lend their weights to their KV cache
+the room of groups (`Rooms`), the weights that they lend to their KV cache for extra room
 (`WeightLending`), and what followed the forecasts of past switches (`Hindsight`).
 
 The method of each event notes the event. Then `Controller._settle` advances, in this order:
@@ -21,7 +21,7 @@ The method of each event notes the event. Then `Controller._settle` advances, in
 1. The switch under way (`Changeover.advance`). It goes on in another mode if it has waited for too
    long. Weights come back to engines that need them (`WeightLending.fetch`). If the switch waits
    for nothing more, engines are told of it.
-2. Requests that wait (`Dispatcher.place_waiting`) get groups. A group lends its weights to a
+2. Requests that wait (`Dispatcher.dispatch_waiting`) get groups. A group lends its weights to a
    request that waits for them (`WeightLending.lend`).
 3. The layout. It is made again after a loss (`FaultRecovery.take_restored`). Otherwise the policy
    is asked (`Decider.decide`), once, at events that may change its answer. If a switch begins, the

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.places import Origin, Place, Places
 from flying_serving.controller.pool import TaskPool
+from flying_serving.controller.queue_slots import CallSlots, QueueSlots
+from flying_serving.controller.requests import Origin
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull
 from flying_serving.layout.groups import Group
@@ -69,8 +70,10 @@ class Admission:
     beyond that number wait.
 
     A request that was let in is not refused when it arrives, since its answer may have begun: a
-    place is held for it meanwhile. Places count as waiting, but for those of requests that would
-    begin at once in `groups`, the groups of the layout.
+    slot of the queue is kept for it meanwhile. Slots count as waiting requests, but for those that
+    would begin at once in `groups`, the groups of the layout.
+
+    `refused`: number of requests that were refused since the start.
     """
 
     def __init__(
@@ -84,11 +87,10 @@ class Admission:
         self._pool = pool
         self._loads = loads
         self._groups = groups
-        self.places = Places()
+        self.slots = QueueSlots()
         self._least = settings.limits.max_num_seqs
         self.pace = Pace()
         self.refused = 0
-        """Number of requests that were refused since the start."""
 
     def check(self, *, urgent: bool = False) -> None:
         """Raise PoolFull if no more requests of this kind may wait: the request is counted as
@@ -101,54 +103,54 @@ class Admission:
             self.refused += 1
             raise PoolFull(problem)
 
-    def hold(self, place: Place) -> None:
-        """Let a call in, and hold a place for its requests.
+    def reserve(self, slots: CallSlots) -> None:
+        """Let a call in, and reserve slots for its requests.
 
         Raises PoolFull unless its last request may wait, with the others of the call before it.
         """
-        waiting = self._waiting(urgent=place.urgent)
-        others = replace(place, left=place.left - 1)
+        waiting = self._waiting(urgent=slots.urgent)
+        others = replace(slots, left=slots.left - 1)
         if others.left:
-            self.places.hold(others)
+            self.slots.reserve(others)
         try:
-            problem = self._problem(waiting, self._waiting(urgent=place.urgent), place)
+            problem = self._problem(waiting, self._waiting(urgent=slots.urgent), slots)
         finally:
-            self.places.give_back(others)
+            self.slots.release(others)
         self._refuse(problem)
-        self.places.hold(place)
+        self.slots.reserve(slots)
 
-    def most_at_once(self, place: Place) -> int:
+    def most_at_once(self, slots: CallSlots) -> int:
         """Return how many requests a call like this one may have if no other request is there."""
-        beyond_tokens = (self._most_waiting_tokens(urgent=place.urgent) - 1) // max(
-            1, place.prompt_tokens
+        beyond_tokens = (self._most_waiting_tokens(urgent=slots.urgent) - 1) // max(
+            1, slots.prompt_tokens
         )
         return self._most_running + min(self._settings.most_waiting, beyond_tokens + 1)
 
     def enter(self, origin: Origin, *, urgent: bool) -> None:
-        """Let a request arrive. Raises PoolFull as `check`, unless it has a place."""
-        if not self.places.take(origin.call):
+        """Let a request arrive. Raises PoolFull as `check`, unless it has a slot."""
+        if not self.slots.use(origin.call):
             self.check(urgent=urgent)
 
     def problem(self, *, urgent: bool = False) -> str | None:
         """Return why no more requests of this kind may wait; None if they may."""
         waiting = self._waiting(urgent=urgent)
-        return self._problem(waiting, waiting, Place("", urgent=urgent))
+        return self._problem(waiting, waiting, CallSlots("", urgent=urgent))
 
-    def _problem(self, before: Waiting, now: Waiting, place: Place) -> str | None:
+    def _problem(self, before: Waiting, now: Waiting, slots: CallSlots) -> str | None:
         """Return why the last request of a call may not wait; None if it may.
 
         `before`: the waiting requests without the call. `now`: the same when the call's other
-        requests have places.
+        requests have slots.
         """
         settings = self._settings
         adds = ""
         adds_tokens = ""
-        if place.left > 1:
-            adds = f", and n={place.left} adds {place.left}"
-            adds_tokens = f", and n={place.left} adds {place.left * place.prompt_tokens}"
+        if slots.left > 1:
+            adds = f", and n={slots.left} adds {slots.left}"
+            adds_tokens = f", and n={slots.left} adds {slots.left * slots.prompt_tokens}"
         if now.requests >= settings.most_waiting:
             return f"{before.requests} requests wait already{adds} (--max-waiting-requests)"
-        if now.prompt_tokens >= self._most_waiting_tokens(urgent=place.urgent):
+        if now.prompt_tokens >= self._most_waiting_tokens(urgent=slots.urgent):
             return (
                 f"{before.prompt_tokens} prompt tokens wait already{adds_tokens} "
                 "(--max-waiting-tokens)"
@@ -183,8 +185,8 @@ class Admission:
                 ahead += max(0, running - self._least)
                 tokens += work.prefill_tokens
         free = self._free()
-        ahead += max(0, self.places.requests[urgent] - free)
-        tokens += self.places.tokens_beyond(free)
+        ahead += max(0, self.slots.requests[urgent] - free)
+        tokens += self.slots.tokens_beyond(free)
         return Waiting(ahead, tokens)
 
     def _free(self) -> int:

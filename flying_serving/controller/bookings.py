@@ -95,12 +95,6 @@ class Bookings:
         group = self._choice.choose(request, state.layout, state.lane_figures(), expected_tokens)
         return group is not None
 
-    def revoke_offer(self, request: RequestState) -> list[Command]:
-        """Revoke the offer of a request that ends in its group: nothing pulls its KV."""
-        if request.group is None or request.offer is None:
-            return []
-        return [Recall(request.request_id, request.group)]
-
     def offer_kv(self, request: RequestState) -> KVSource | None:
         """Return an offer of a request's KV by its group; None if KV cannot migrate."""
         assert request.group is not None

@@ -84,8 +84,7 @@ class Changeover:
         self._splitter = splitter
         self.phase = SwitchPhase.IDLE
         self._change: OpenSwitch | None = None
-        self._pauses_older = False
-        """True if engines pause older lanes, as a hard switch was the last."""
+        self._pauses_older = False  # True if engines do, as a hard switch was the last
 
     def _enter(self, phase: SwitchPhase) -> None:
         """Enter the next phase. Raises RuntimeError if it may not follow the present one."""
@@ -141,8 +140,7 @@ class Changeover:
         state.switches.begin(self._change)
         state.begin_span(layout, now_s, switch if switch.is_for_load else None)
 
-        splits = state.splits
-        undone = list(splits.open) if decision is None else splits.without(layout)
+        undone = list(state.splits.open) if decision is None else state.splits.without(layout)
         return switch, [command for name in undone for command in self._splitter.undo(name)]
 
     def advance(self, now_s: float) -> list[Command]:
@@ -163,7 +161,7 @@ class Changeover:
         fetches = state.weight_lending.fetch(leaving, now_s)
         if self.phase is not SwitchPhase.WAITING:
             return [*fetches]
-        if change.waits_for_requests or not all(map(state.rooms.has_weights, groups)):
+        if change.waits_for_requests or not all(map(state.rooms.is_ready, groups)):
             return [*fetches, *self._end_pause()]
         return [*fetches, *self._order(change, now_s)]
 
@@ -194,12 +192,11 @@ class Changeover:
         change, held_back = self._change, self.holds_back_requests
         assert change is not None
         self._enter(SwitchPhase.REGROUPED)
-        draining = change.draining
         commands: list[Command] = []
         if held_back:
-            commands += self._bookings.recall(draining, now_s, also_begun=True)
+            commands += self._bookings.recall(change.draining, now_s, also_begun=True)
         if change.begun_mode == "soft":
-            commands += self._widen(draining, now_s)
+            commands += self._widen(change.draining, now_s)
         return commands
 
     def _widen(self, draining: Collection[str], now_s: float) -> list[Command]:

@@ -71,7 +71,7 @@ class DropPart:
 
 @dataclass(frozen=True)
 class Recall:
-    """Take a request from the leader of a group; a Dispatch of it follows, unless it is over.
+    """Take a request from the leader of a group. It waits in the task pool, or a Dispatch follows.
 
     `offer`: the number under which the group offers its KV from then on; if None, no group will
     pull it.
@@ -80,6 +80,14 @@ class Recall:
     request_id: str
     group: Group
     offer: int | None = None
+
+
+@dataclass(frozen=True)
+class RevokeOffer:
+    """Tell the leader of a group that a request ends there: no group will pull the KV on offer."""
+
+    request_id: str
+    group: Group
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,7 @@ class FetchWeights:
 
 PartCommand = DispatchPrefix | PullAhead
 """Begins a part of a split request. Where that fails, the request goes on as an ordinary one."""
-RequestCommand = Dispatch | PartCommand | Recall | Reject | Fail
+RequestCommand = Dispatch | PartCommand | Recall | RevokeOffer | Reject | Fail
 """Is void once its request has failed."""
 WeightCommand = LendWeights | FetchWeights
 """Is of the engines of a widest group, and of no request."""

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from flying_serving.controller.admission import Admission
 from flying_serving.controller.bookings import Bookings
 from flying_serving.controller.changeover import Changeover
-from flying_serving.controller.commands import Command, Fail, FetchWeights
+from flying_serving.controller.commands import Command, Fail, FetchWeights, RevokeOffer
 from flying_serving.controller.decider import Decider
 from flying_serving.controller.dispatcher import Dispatcher
 from flying_serving.controller.fault_recovery import FaultRecovery
 from flying_serving.controller.group_choice import GroupChoice
-from flying_serving.controller.places import ALONE, Origin
-from flying_serving.controller.requests import RequestSpec, RequestState
+from flying_serving.controller.requests import ALONE, Origin, RequestSpec, RequestState
 from flying_serving.controller.reserving_choice import ReservingChoice
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.splitter import Splitter
@@ -64,7 +63,7 @@ class Controller:
         self.state.hindsight.arrived()
         self.state.demand.arrived(spec.prompt_tokens, spec.max_output_tokens, now_s, origin.event)
         # an arrival ends nothing that a switch or weights wait for
-        commands = self._place_waiting(now_s)
+        commands = self._dispatch_waiting(now_s)
         return commands + self._change(now_s, decides=self.decider.is_worth_asking(request))
 
     def got_tokens(self, request_id: str, count: int, now_s: float) -> None:
@@ -107,7 +106,9 @@ class Controller:
 
     def ends_at_full_group(self, request_id: str) -> list[Command]:
         """Revoke the offer of a request that ends in its group, as `group_full` found no other."""
-        return self.bookings.revoke_offer(self.state.started[request_id])
+        request = self.state.started[request_id]
+        assert request.group is not None
+        return [] if request.offer is None else [RevokeOffer(request_id, request.group)]
 
     # ---- parts of split requests
 
@@ -215,17 +216,17 @@ class Controller:
         other begins.
         """
         commands = self.changeover.advance(now_s)
-        commands += self._place_waiting(now_s)
+        commands += self._dispatch_waiting(now_s)
         return commands + self._change(now_s, decides=decides)
 
-    def _place_waiting(self, now_s: float) -> list[Command]:
+    def _dispatch_waiting(self, now_s: float) -> list[Command]:
         """Give groups to requests that wait, and lend weights to one that needs them."""
         state, changeover = self.state, self.changeover
         if changeover.holds_back_requests:
             return []
         if changeover.is_under_way:
-            return self._dispatcher.place_waiting(now_s, splits=False)
-        commands = self._dispatcher.place_waiting(now_s, splits=True)
+            return self._dispatcher.dispatch_waiting(now_s, splits=False)
+        commands = self._dispatcher.dispatch_waiting(now_s, splits=True)
         return [*commands, *state.weight_lending.lend(state.layout, now_s)]
 
     def _change(self, now_s: float, *, decides: bool) -> list[Command]:

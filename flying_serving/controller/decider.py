@@ -76,7 +76,6 @@ class Decider:
 
     def _record_dry_run(self, decision: Decision | None) -> None:
         """Keep a decision of a dry run, unless the one before led to the same layout."""
-        if decision is None:
-            return
-        if not self.dry_run or self.dry_run[-1].layout != decision.layout:
+        last = self.dry_run[-1].layout if self.dry_run else None
+        if decision is not None and decision.layout != last:
             self.dry_run.append(decision)

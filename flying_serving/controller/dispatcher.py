@@ -47,7 +47,7 @@ class Dispatcher:
         if state.reservation.is_long(request):
             state.switches.needed_again(now_s)
 
-    def place_waiting(self, now_s: float, *, splits: bool) -> list[Command]:
+    def dispatch_waiting(self, now_s: float, *, splits: bool) -> list[Command]:
         """Offer groups of the layout to the requests that wait, in the pool's order.
 
         With `splits` a request may get two groups. All groups that suit a request without room are
@@ -55,7 +55,7 @@ class Dispatcher:
         at once as long as short ones arrive.
         """
         state = self._state
-        state.weight_lending.awaited, state.weight_lending.narrow_waits = set(), set()
+        state.rooms.forget_waits()
         state.crowded_out = set()
         self._update_reservation(now_s)
         if not len(state.pool):
@@ -64,7 +64,7 @@ class Dispatcher:
         lanes = state.lane_figures()
         reserved: set[Group] = set()
 
-        def place(request: RequestState) -> bool:
+        def dispatch(request: RequestState) -> bool:
             group = self._group_for(request, lanes, reserved)
             if group is None:
                 reserved.update(self._wait_for_room(request, now_s))
@@ -79,11 +79,11 @@ class Dispatcher:
                 commands.append(self._bookings.start(request, group, lanes))
             return True
 
-        state.pool.hand_out(place, now_s)
+        state.pool.hand_out(dispatch, now_s)
         if state.reservation.is_awaited:
             self._update_reservation(now_s)
             if not state.reservation.is_awaited:  # the group of a long request takes others now
-                state.pool.hand_out(place, now_s)
+                state.pool.hand_out(dispatch, now_s)
         return commands
 
     def _update_reservation(self, now_s: float) -> None:
@@ -107,19 +107,14 @@ class Dispatcher:
     def _wait_for_room(self, request: RequestState, now_s: float) -> list[Group]:
         """Let a request wait for room in groups. Returns these: other requests may not have them.
 
-        It may wait for weights instead; then `WeightLending` gets to know. A suspect reserves only
-        groups that are short of memory: in the others it waits for other suspects. A request for a
-        degree that the layout lacks reserves groups that are short of memory once it is overdue.
+        It may wait for extra room instead, or for narrower groups; then `Rooms` gets to know. A
+        suspect reserves only groups that are short of memory: in the others it waits for other
+        suspects. A request for a degree that the layout lacks reserves groups that are short of
+        memory once it is overdue.
         """
-        state, lending = self._state, self._state.weight_lending
-        if lending.needs_loan(request):
-            lending.awaited |= lending.phases.keys() & set(state.layout.groups)
-        elif request.spec.degree is not None:
-            size = request.sizes[0]
-            narrow_waits = {outer for outer in lending.phases if len(outer) != size}
-            lending.narrow_waits |= narrow_waits - lending.awaited
-
-        lending.awaited |= self._choice.lending_for(request)
+        state = self._state
+        state.rooms.note_wait(request, state.layout)
+        state.rooms.awaited |= self._choice.extra_room_for(request)
 
         expected_tokens = state.lengths.expected_tokens(request)
         waits_for_degree = request.lacks_group(state.layout)

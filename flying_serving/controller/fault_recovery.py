@@ -47,15 +47,15 @@ class FaultRecovery:
         self._splitter = splitter
         self._changeover = changeover
         self.orphans = OrphanCounts()
+        # by suspect, the time since which it waits for engines to come back
         self._cornered_s: dict[str, float] = {}
-        """By suspect, the time since which it waits for engines to come back."""
 
     # ---- engines are lost
 
     def engines_lost(
         self, engines: Collection[int], now_s: float, *, killed: bool
     ) -> list[Command]:
-        """Take requests from lost engines: they wait again, in their old places, or fail.
+        """Take requests from lost engines: they wait again, by their old arrivals, or fail.
 
         `killed`: True if it is one engine, whose process was killed from outside.
         """

@@ -78,9 +78,9 @@ class GroupChoice:
         """Return whether a group keeps no room from a request. None does here."""
         return True
 
-    def lending_for(self, request: RequestState) -> set[Group]:
-        """Return the groups that are to lend their weights to have room for a request beside
-        others. None is here: the request waits for these.
+    def extra_room_for(self, request: RequestState) -> set[Group]:
+        """Return the groups that are to get extra room for a request beside others. Here no group
+        is: the request waits until others end.
         """
         return set()
 
@@ -175,7 +175,7 @@ class GroupChoice:
         self, request: RequestState, group: Group, expected_tokens: float, *, with_kv: bool
     ) -> bool:
         work = self.state.loads[group]
-        is_limited = self.limits.capped or self.state.rooms.is_called_back(group)
+        is_limited = self.limits.capped or self.state.rooms.is_closing(group)
         if not work.requests or not is_limited:
             return True
         booked_tokens = self.booked_tokens(request, group, expected_tokens)
@@ -244,7 +244,7 @@ class GroupChoice:
         expected_tokens: float,
     ) -> float:
         """Return the price of a group for a request, arguments as of `_score`."""
-        drained, waits_for_place = self._drained(group), not _is_halved(request)
+        drained, waits_in_queue = self._drained(group), not _is_halved(request)
         visit = Visit(
             request,
             self.state.loads[group],
@@ -252,7 +252,7 @@ class GroupChoice:
             expected_tokens,
             migration,
             self.limits.max_variants,
-            waits_for_place,
+            waits_in_queue,
         )
         lane = lanes.get(len(group))
         per_engine = (visit.running + visit.drained) / len(group)

@@ -84,8 +84,7 @@ class Hindsight:
     def __init__(self, horizon_s: float) -> None:
         self._horizon_s = horizon_s
         self._span: Span | None = None
-        self._ratio = 1.0
-        """What was seen over its forecast, in the last span."""
+        self._ratio = 1.0  # what was seen over its forecast, in the last span
         self._shortfalls: dict[int, float] = {}
         self._spans: dict[int, float] = {}
         self._at_s = 0.0

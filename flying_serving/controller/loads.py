@@ -30,14 +30,16 @@ class GroupWork:
 
 
 class Loads:
-    """Groups with requests, in the present layout and in older ones."""
+    """Groups with requests, in the present layout and in older ones.
+
+    `unfinished`: requests that run and have no token of their group yet.
+    """
 
     def __init__(self) -> None:
         self._groups: defaultdict[Group, GroupWork] = defaultdict(GroupWork)
         self._of_engine: defaultdict[int, dict[Group, GroupWork]] = defaultdict(dict)
         self._idle = GroupWork()
         self.unfinished: dict[str, RequestState] = {}
-        """Requests that run and have no token of their group yet."""
 
     def __getitem__(self, group: Group) -> GroupWork:
         return self._groups.get(group, self._idle)
@@ -181,10 +183,13 @@ def _by_least_size(wide: Collection[RequestState], outputs: Outputs) -> dict[int
 def _load(requests: Collection[RequestState], outputs: Outputs) -> GroupLoad:
     """Return the load of requests, from the tokens that each of them has got."""
     count = len(requests)
-    left_tokens = []
-    for request in requests:
-        most_left = max(1.0, request.spec.max_output_tokens - request.output_tokens)
-        left_tokens.append(min(outputs.left(request.output_tokens), most_left))
+    left_tokens = [
+        min(
+            outputs.left(request.output_tokens),
+            max(1.0, request.spec.max_output_tokens - request.output_tokens),
+        )
+        for request in requests
+    ]
     context_tokens = sum(request.context_tokens for request in requests) / count
     prefill = [request.prefill_tokens for request in requests if request.prefill_tokens]
     return GroupLoad(

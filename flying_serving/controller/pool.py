@@ -16,20 +16,22 @@ Kind = tuple[int | None, tuple[int, ...], bool, Trial | None]
 SOONER = 10
 """A request that is wider than all groups of the layout is overdue after this part of `aging_s`.
 
-It needs room in several groups at once, which it would not find while others take each place that
-becomes free.
+It needs room in several groups at once, which it would not find while others take whatever becomes
+free.
 """
 
 
 class TaskPool:
     """Waiting requests. Among requests that the same groups suit, the order is (priority, arrival).
 
-    No request waits for ever. A request that arrived `aging_s` ago is *overdue*. Every second place
-    that groups have is offered to the oldest overdue request first, at any priority. With k older
-    requests ahead of it, a request gets one of the next 2k + 2 places.
+    No request waits for ever. A request that arrived `aging_s` ago is *overdue*. Every second
+    dispatch is offered to the oldest overdue request first, at any priority. With k older requests
+    ahead of it, a request is among the next 2k + 2 that are dispatched.
 
-    `needs_loan`: whether a group must lend its weights for a request. Others that need a group of
+    `needs_extra`: whether a request needs the extra room of a group. Others that need a group of
     the same size do not wait for that, nor for a request that may have killed engines.
+
+    `urgent`: number of urgent requests that wait.
 
     `is_wider`: whether a request asks for more engines than any group of the layout has. It is
     overdue after a SOONER-th of `aging_s`.
@@ -38,11 +40,11 @@ class TaskPool:
     def __init__(
         self,
         aging_s: float,
-        needs_loan: Callable[[RequestState], bool] = lambda request: False,
+        needs_extra: Callable[[RequestState], bool] = lambda request: False,
         is_wider: Callable[[RequestState], bool] = lambda request: False,
     ) -> None:
         self.aging_s = aging_s
-        self._needs_loan = needs_loan
+        self._needs_extra = needs_extra
         self._is_wider = is_wider
         self.prompt_tokens = 0
         self._waiting: dict[str, RequestState] = {}
@@ -50,7 +52,6 @@ class TaskPool:
         self._ages: dict[Kind, list[tuple[int, str]]] = {}
         self._oldest_next = False
         self.urgent = 0
-        """Number of urgent requests that wait."""
         self._gone = 0
 
     def __len__(self) -> int:
@@ -70,7 +71,7 @@ class TaskPool:
         return request.kv.group if request is not None and request.kv is not None else None
 
     def first(self, now_s: float) -> RequestState | None:
-        """Return the request that is offered a place next."""
+        """Return the request that is offered a group next."""
         return self._next(now_s, frozenset())[0]
 
     def firsts(self) -> list[RequestState]:
@@ -111,7 +112,7 @@ class TaskPool:
     def revise(self, change: Callable[[RequestState], object]) -> None:
         """Change each request that waits.
 
-        It keeps its place among requests that the same groups suit.
+        It keeps its position among requests that the same groups suit.
         """
         for request in self._waiting.values():
             before = self._kind(request)
@@ -152,8 +153,8 @@ class TaskPool:
         }
         return {kind: queue for kind, queue in left.items() if queue}
 
-    def hand_out(self, place: Callable[[RequestState], bool], now_s: float) -> None:
-        """Offer the first request of every kind to `place` until it refuses one of that kind.
+    def hand_out(self, dispatch: Callable[[RequestState], bool], now_s: float) -> None:
+        """Offer the first request of every kind to `dispatch` until it refuses one of that kind.
 
         Requests that it takes leave the pool.
         """
@@ -162,7 +163,7 @@ class TaskPool:
             request, by_age = self._next(now_s, refused)
             if request is None:
                 break
-            if place(request):
+            if dispatch(request):
                 self._take_out(request.request_id)
                 self._oldest_next = not by_age
             else:
@@ -170,7 +171,7 @@ class TaskPool:
         self._forget_gone()
 
     def _next(self, now_s: float, refused: Collection[Kind]) -> tuple[RequestState | None, bool]:
-        """Return the request that is offered a place next, and whether because it is overdue."""
+        """Return the request that is offered a group next, and whether because it is overdue."""
         if self._oldest_next:
             oldest = self._heads(self._ages, refused)
             overdue = [head for head in oldest if self.is_overdue(self._waiting[head[-1]], now_s)]
@@ -180,7 +181,7 @@ class TaskPool:
         return self._waiting[min(heads)[-1]] if heads else None, False
 
     def is_overdue(self, request: RequestState, now_s: float) -> bool:
-        """Return whether a request has waited long enough to get every second place."""
+        """Return whether a request has waited long enough to get every second dispatch."""
         aging_s = self.aging_s / SOONER if self._is_wider(request) else self.aging_s
         return now_s - request.arrived_s >= aging_s
 
@@ -205,5 +206,5 @@ class TaskPool:
         return request is not None and self._kind(request) == kind
 
     def _kind(self, request: RequestState) -> Kind:
-        needs_loan = self._needs_loan(request)
-        return request.spec.degree, request.sizes, needs_loan, request.suspicion.trial
+        needs_extra = self._needs_extra(request)
+        return request.spec.degree, request.sizes, needs_extra, request.suspicion.trial

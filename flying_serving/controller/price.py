@@ -1,8 +1,8 @@
 """The price of a request in a group, in request-seconds: its own latency there, and what requests
 that run there lose by it.
 
-Seconds of an urgent request count `URGENCY` times, whether it is the one that is placed or one that
-runs. So others leave a group to an urgent request only as long as they lose less elsewhere.
+Seconds of an urgent request count `URGENCY` times, whether it waits for the group or runs there. So
+others leave a group to an urgent request only as long as they lose less elsewhere.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Visit:
         tokens: of the request at its end, as expected.
         migration: the cost of migrating its KV to the group, None without KV.
         max_variants: variants of the model that the group has in a step.
-        waits_for_place: where `max_num_seqs` requests run, it waits until one of them has ended.
+        waits_in_queue: where `max_num_seqs` requests run, it waits until one of them has ended.
     """
 
     request: RequestState
@@ -36,7 +36,7 @@ class Visit:
     tokens: float
     migration: MigrationCost | None
     max_variants: int = 0
-    waits_for_place: bool = True
+    waits_in_queue: bool = True
 
     @property
     def running(self) -> float:
@@ -61,22 +61,23 @@ class Visit:
         drained_s = lane.cost.fixed_s * self.drained
         kv_tokens = self.request.context_tokens
         migration_s = 0.0 if self.migration is None else self.migration.seconds(kv_tokens)
-        return first_s + drained_s + migration_s + self._place_s(lane) + self._variant_s(lane)
+        return first_s + drained_s + migration_s + self._queue_s(lane) + self._variant_s(lane)
 
-    def _place_s(self, lane: LaneFigures) -> float:
-        """Return the seconds until the request has a place in steps.
+    def _queue_s(self, lane: LaneFigures) -> float:
+        """Return the seconds that the request waits in the group's queue.
 
         Requests that run end one after the other, each after as many tokens as this one gets.
         """
-        places = lane.max_num_seqs
-        ends = self._count - places + 1
-        if ends <= 0 or not self.waits_for_place:
+        max_num_seqs = lane.max_num_seqs
+        ends = self._count - max_num_seqs + 1
+        if ends <= 0 or not self.waits_in_queue:
             return 0.0
-        return ends / places * self._outputs * lane.step_s(0, places, self._running_tokens)
+        step_s = lane.step_s(0, max_num_seqs, self._running_tokens)
+        return ends / max_num_seqs * self._outputs * step_s
 
     def _variant_s(self, lane: LaneFigures) -> float:
-        """Return the seconds until the variant of the request has a place: requests of another one
-        have to end.
+        """Return the seconds until the group may load the variant of the request: those of another
+        one have to end.
         """
         variant, running = self.request.spec.variant, self.work.variants.keys() - {None}
         if variant is None or variant in running or len(running) < self.max_variants:

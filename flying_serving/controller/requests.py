@@ -68,6 +68,22 @@ class RequestSpec:
         return self.least_tokens if self.may_change_group else self.longest_tokens
 
 
+@dataclass(frozen=True)
+class Origin:
+    """The call and the event of a request.
+
+    `call`: the client's call that it belongs to, by which slots were reserved; its `n` outputs
+    are of one call. None: none were. `event`: names the requests that it comes together with, as
+    all prompts of one HTTP request. None: it is alone.
+    """
+
+    call: str | None = None
+    event: str | None = None
+
+
+ALONE = Origin()
+
+
 @dataclass
 class RequestState:
     """A request from its arrival to its end.

@@ -135,8 +135,8 @@ class Reservation:
 
     def _could_begin(self, request: RequestState) -> bool:
         """Return whether a request is long, and a group has room for it that lends nothing."""
-        room_tokens = max(self._capacity.kv_tokens.values())
-        return self.is_long(request) and request.needed_tokens <= room_tokens
+        usual_tokens = self._capacity.kv_tokens.values()
+        return self.is_long(request) and request.needed_tokens <= max(usual_tokens)
 
     def _is_to_part(
         self, group: Group, booked_tokens: float, loads: Loads, *, patient: bool

@@ -54,13 +54,13 @@ class ReservingChoice(GroupChoice):
         reservation, loads = self.state.reservation, self.state.loads
         return reservation.keeps_out(request, group, booked_tokens, loads, patient=patient)
 
-    def lending_for(self, request: RequestState) -> set[Group]:
+    def extra_room_for(self, request: RequestState) -> set[Group]:
         """Return the groups that have no room for a long request beside others, and would have it
-        with the room of their weights.
+        with their extra room.
         """
         if not self.state.reservation.is_long(request):
             return set()
-        return self.state.rooms.with_loan(request.likely_tokens, self.state.layout)
+        return self.state.rooms.with_extra(request.likely_tokens, self.state.layout)
 
     def needs_another_group(self, request: RequestState) -> bool:
         """Return whether each group that is wide enough lacks room for a long request beside other

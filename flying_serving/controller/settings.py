@@ -28,8 +28,8 @@ class Capacity:
         kv_tokens: that a group holds, by its size.
         devices: of an engine, for TP degrees.
         block_tokens: in one block of a group, by its size.
-        lent_tokens: that a widest group holds while it lends its weights to its KV cache; 0 if none
-            does.
+        lent_tokens: that a widest group holds with extra room, while it lends its weights to its KV
+            cache; 0 if none does.
         spare: sizes that there are only while an engine is lost; no client may ask for them.
         request_blocks: that each request takes whatever its length, beside its KV. `kv_tokens` are
             those beside the ones of one request.

@@ -16,13 +16,12 @@ def snapshot(
     `Snapshot`.
     """
     loads, rooms, pool = state.loads, state.rooms, state.pool
-    unfinished = loads.unfinished.values()
     pinned = rooms.pinned()
     layouts = state.layouts
     if pinned:
         layouts = [layout for layout in layouts if pinned.issubset(layout.groups)]
 
-    begins = [*_next_requests(state, now_s), *unfinished]
+    begins = [*_next_requests(state, now_s), *loads.unfinished.values()]
     urgent = pool.urgent + sum(loads[group].urgent for group in loads.groups)
 
     return Snapshot(
@@ -37,7 +36,7 @@ def snapshot(
         regret=regret,
         recent_switches=state.switches.recent(now_s),
         shortfalls=state.hindsight.shortfalls(now_s),
-        opens_in_s=rooms.opens_in_s(now_s),
+        opens_in_s=state.weight_lending.opens_in_s(now_s),
     )
 
 
@@ -65,17 +64,19 @@ def required_groups(state: ClusterState, begins: Sequence[RequestState], urgent:
         urgent: the number of urgent requests.
     """
     sizes, engines = state.formable, state.settings.engines
-    needs_loan = state.rooms.needs_loan
+    needs_extra = state.rooms.needs_extra
     needs = []
 
-    # a loan only a group of the layout gives, also to a request for a degree
+    # only a group of the layout gets extra room, also for a request for a degree
     least_sizes = [
-        request.sizes[0] for request in begins if request.spec.degree is None or needs_loan(request)
+        request.sizes[0]
+        for request in begins
+        if request.spec.degree is None or needs_extra(request)
     ]
     longest = max(filter(sizes.__contains__, least_sizes), default=sizes[0])
     if longest > sizes[0]:
         reason = f"context: a request needs {longest} engines"
-        lends = any(map(needs_loan, begins))
+        lends = any(map(needs_extra, begins))
         needs.append(Need(longest, urgent=False, reason=reason, lends=lends))
 
     needs += _crowded_out(state)

@@ -60,12 +60,14 @@ class SplitCounts:
 
 @dataclass
 class Splits:
-    """The split requests of a server and where their parts are booked."""
+    """The split requests of a server and where their parts are booked.
+
+    `open`: requests that are split now, the oldest first.
+    """
 
     loads: Loads
     counts: SplitCounts = field(default_factory=SplitCounts)
     open: dict[str, Split] = field(default_factory=dict)
-    """The requests that are split now, the oldest first."""
 
     def __len__(self) -> int:
         return len(self.open)

@@ -1,4 +1,4 @@
-"""Requests that two groups share: the place of the split, its end, and lengths that turn out
+"""Requests that two groups share: the point of the split, its end, and lengths that turn out
 otherwise.
 """
 
@@ -126,7 +126,7 @@ class Splitter:
         keeps = undone and split.in_prompt
         return [DropPart(request_id, split.part_group, split.kv.number, keeps=keeps)]
 
-    # ---- the place of a split
+    # ---- the point of a split
 
     @property
     def _plans(self) -> bool:

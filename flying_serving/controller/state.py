@@ -13,10 +13,11 @@ from flying_serving.controller.loads import Loads
 from flying_serving.controller.pool import TaskPool
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.reservation import Reservation
+from flying_serving.controller.rooms import Rooms
 from flying_serving.controller.settings import Settings
 from flying_serving.controller.splits import Splits
 from flying_serving.controller.switches import Switch, Switches
-from flying_serving.controller.weight_lending import Rooms, WeightLending
+from flying_serving.controller.weight_lending import WeightLending
 from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost, cost_within
@@ -34,7 +35,7 @@ class ClusterState:
     `started`: requests that have a group, in the order in which they got it.
     `crowded_out`: group sizes of the long requests that wait for another group beside those that
     there are (`GroupChoice.needs_another_group`).
-    `rooms`: the room of groups for requests. `weight_lending`: the same, to change it.
+    `rooms`: the room of groups for requests. `weight_lending`: gives widest groups extra room.
     `migrates`: cost of migrating KV by the size of the group that pulls; sizes without cannot pull.
     """
 
@@ -52,12 +53,12 @@ class ClusterState:
         self.to_restore: Layout | None = None
 
         self.loads = Loads()
-        self.weight_lending = WeightLending(settings.capacity, settings.engines, self.loads)
-        self.rooms: Rooms = self.weight_lending
+        self.rooms = Rooms(settings.capacity, settings.engines, self.loads)
+        self.weight_lending = WeightLending(self.rooms, self.loads)
         self.reservation = Reservation(settings)
         self.pool = TaskPool(
             settings.aging_s,
-            self.rooms.needs_loan,
+            self.rooms.needs_extra,
             lambda request: request.is_wider_than(self.layout),
         )
         self.started: dict[str, RequestState] = {}
@@ -156,7 +157,7 @@ class ClusterState:
             self.hindsight.begin(layout, lanes, self.work(now_s), now_s, switch)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each request is in one place, and booked only there."""
+        """Raise AssertionError unless each request waits or runs, and is booked only there."""
         waiting = {request.request_id for request in self.pool}
         assert waiting.isdisjoint(self.started), f"wait and run: {waiting & self.started.keys()}"
 

@@ -250,8 +250,7 @@ class Switches:
         self._open: deque[OpenSwitch] = deque()
         self._migrating: set[str] = set()
         self._gaps = TokenGaps()
-        self._void = 0
-        """Number of the last switch that promises nothing any more."""
+        self._void = 0  # number of the last switch that promises nothing any more
 
     def begin(self, opened: OpenSwitch) -> None:
         """Keep a new switch, decided now."""

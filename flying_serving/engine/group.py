@@ -14,7 +14,7 @@ from flying_serving.engine.messages import (
     BeginAnew,
     BlocksReserved,
     LendBlocks,
-    RecallBlocks,
+    ReclaimBlocks,
     ReserveBlocks,
     ReturnBlocks,
     RunStep,
@@ -86,7 +86,7 @@ class Member:
         self._own = own
         self._channel = channel
         self.lent = LentBlocks(own, show)
-        self._recalled_at_s = 0.0
+        self._reclaimed_at_s = 0.0
         """When it last asked the leader for blocks."""
 
     def spare(self, ask: ReserveBlocks) -> int:
@@ -111,14 +111,14 @@ class Member:
     def dissolve(self) -> None:
         """Take all blocks back as this engine's own: a member is lost."""
         self.lent.take_all_back()
-        self._recalled_at_s = 0.0
+        self._reclaimed_at_s = 0.0
 
-    def recall(self, count: int, now_s: float) -> None:
+    def reclaim(self, count: int, now_s: float) -> None:
         """Ask the leader for blocks, at most once in ASK_AGAIN_S."""
-        if self.lent.lent_count and now_s - self._recalled_at_s > ASK_AGAIN_S:
-            self._recalled_at_s = now_s
-            recall = RecallBlocks(self.group, self._engine, min(count, self.lent.lent_count))
-            self._channel.send([self.group[0]], recall)
+        if self.lent.lent_count and now_s - self._reclaimed_at_s > ASK_AGAIN_S:
+            self._reclaimed_at_s = now_s
+            reclaim = ReclaimBlocks(self.group, self._engine, min(count, self.lent.lent_count))
+            self._channel.send([self.group[0]], reclaim)
 
 
 class Leader:

@@ -190,7 +190,7 @@ class EngineLoop:
         self.group_steps.take_outputs()
         began_s = self.clock()
         self._require_weights(1, self.lanes.own_pool.scheduler.get_num_unfinished_requests())
-        waits = self.block_lending.recall_if_short()
+        waits = self.block_lending.reclaim_if_short()
         if not waits and self._host.step_own():
             self._stepped(1, began_s, more=False, leads=True)
         else:  # older lanes may hold the blocks that it waits for: they step first

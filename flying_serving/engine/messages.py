@@ -79,7 +79,7 @@ class BlocksReserved:
 
 
 @dataclass(frozen=True)
-class RecallBlocks:
+class ReclaimBlocks:
     """A member to the leader of `group`: `engine` needs `count` of the blocks that it has lent."""
 
     group: Group
@@ -107,5 +107,5 @@ Message = (
     | LendBlocks
     | ReturnBlocks
     | BlocksReserved
-    | RecallBlocks
+    | ReclaimBlocks
 )

@@ -15,7 +15,7 @@ from flying_serving.layout.groups import Group
 from flying_serving.observe.metrics.histogram import Histogram
 from flying_serving.observe.metrics.table import STEP_BOUNDS_S
 from flying_serving.parallelism import Parallelism
-from flying_serving.predict.ways import StepWays
+from flying_serving.predict.parallelism import ParallelismChoice
 from flying_serving.vllm_adapter.scheduler.step_contents import contents
 from flying_serving.wire import CalibrationRow, StepRow
 
@@ -105,16 +105,18 @@ class StepLog:
         return taken
 
 
-def choose_parallelism(ways: StepWays, steps: StepLog, group: Group, plan: Any) -> Parallelism:
+def choose_parallelism(
+    choice: ParallelismChoice, steps: StepLog, group: Group, plan: Any
+) -> Parallelism:
     """Return what the members of a group, which this engine leads, divide in a step.
 
-    `ways`: knows what was measured. `steps`: learns of the choice. `plan`: the step's
+    `choice`: knows what was measured. `steps`: learns of the choice. `plan`: the step's
     SchedulerOutput.
     """
     size = len(group)
-    if plan.total_num_scheduled_tokens < ways.least_tokens(size):
+    if plan.total_num_scheduled_tokens < choice.least_tokens(size):
         return Parallelism.TENSOR
-    parallelism = ways.choose(size, *contents(plan))
+    parallelism = choice.choose(size, *contents(plan))
     if parallelism is Parallelism.TOKEN:
         steps.divides_tokens(group)
     return parallelism
@@ -122,6 +124,6 @@ def choose_parallelism(ways: StepWays, steps: StepLog, group: Group, plan: Any) 
 
 def divide_steps(lanes: EngineLanes, steps: StepLog, measured: list[CalibrationRow]) -> None:
     """Let the groups that an engine leads divide tokens where that was measured to be shorter."""
-    ways = StepWays(measured)
+    choice = ParallelismChoice(measured)
     for leader in lanes.leaders.values():
-        leader.parallelism_of = partial(choose_parallelism, ways, steps, leader.group)
+        leader.parallelism_of = partial(choose_parallelism, choice, steps, leader.group)

@@ -75,13 +75,10 @@ class Ranking:
         """Return the figure of each layout, in request-seconds."""
         return {layout: self.measure(forecast) for layout, forecast in self.forecasts.items()}
 
-    def delay(self, layout: Layout) -> float:
-        """Return `Measure.delay` of a layout."""
-        return self.measure.delay(self.forecasts[layout])
-
     def sooner(self, layout: Layout, than: Layout) -> float:
         """Return the share of request-seconds by which first tokens come sooner in a layout."""
-        return max(0.0, self.delay(than) - self.delay(layout))
+        sooner, later = (self.measure.delay(self.forecasts[one]) for one in (layout, than))
+        return max(0.0, later - sooner)
 
     @cached_property
     def measure(self) -> Measure:

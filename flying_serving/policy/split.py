@@ -140,7 +140,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Plan:
-    """The place where a request is split.
+    """The point at which a request is split.
 
     `split`: its token, 0 if all of it goes to B, its whole length if all goes to A. `finish_s`:
     predicted seconds until both groups have finished, `whole_s`: if it is not split. `probes`:

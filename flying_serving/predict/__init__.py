@@ -2,7 +2,8 @@
 
 - `steps.py`, `probes.py`: the time of a step in each lane, fitted while serving; steps that a
   server measures at its start.
-- `ways.py`: what a group's engines divide in a step: the cost of token parallel steps, the choice.
+- `parallelism.py`: what a group's engines divide in a step: the cost of token parallel steps, the
+  choice.
 - `migrations.py`: the time in which KV of requests goes to another group.
 - `arrivals.py`, `events.py`, `demand.py`: the rate of arrivals; requests that come together; the
   lengths of prompts and outputs.

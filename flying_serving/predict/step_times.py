@@ -58,7 +58,7 @@ class LaneSteps:
     def _of(
         cls, lane: LaneFigures, cost: StepCost, members: int, prompt: float, outputs: float
     ) -> LaneSteps:
-        """Return the steps of one way; each engine computes 1 / `members` of the tokens."""
+        """Return the steps of one parallelism; each engine computes 1 / `members` of the tokens."""
         budget = lane.max_num_batched_tokens
         before, chunk = lane.tokens_before(prompt), min(prompt, budget)
         # a prompt's token reads earlier steps' tokens; a step's start reads all tokens of its
@@ -76,8 +76,8 @@ class LaneSteps:
         return cls(request_s, parts, cost.first_tokens_s)
 
     def times(self, running: float) -> StepTimes:
-        """Return the times of steps with this many decoding requests, each made in the way that
-        takes less time.
+        """Return the times of steps with this many decoding requests, each tensor parallel or token
+        parallel, whichever is shorter.
         """
         (none, base_s), (chunk, single_s), (most, full_s) = self.parts
         first_s, decode_s = self.first_tokens_s, running * self.request_s

@@ -40,8 +40,8 @@ of such requests: some ten outweigh it.
 _REFIT_STEPS = 20
 _RIDGE = 1e-6
 
-Way = tuple[int, Parallelism]
-"""A way to step: the engines of a group, and what they divide."""
+StepKind = tuple[int, Parallelism]
+"""A kind of step: the engines of a group, and what they divide."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Step:
         return cls(size, duration_s, *contents, parallelism)
 
     @property
-    def way(self) -> Way:
+    def kind(self) -> StepKind:
         """The group size and what its engines divided, which have costs of their own."""
         return self.size, self.parallelism
 
@@ -171,82 +171,81 @@ class StepModel:
     """
 
     def __init__(self) -> None:
-        self._prior: dict[Way, _Sums] = {}
-        self._seen: dict[Way, _Sums] = {}
-        self._costs: dict[Way, StepCost] = {}
-        self._added: dict[Way, Any] = {}
-        self._steps: Counter[Way] = Counter()
+        self._prior: dict[StepKind, _Sums] = {}
+        self._seen: dict[StepKind, _Sums] = {}
+        self._costs: dict[StepKind, StepCost] = {}
+        self._added: dict[StepKind, Any] = {}
+        self._steps: Counter[StepKind] = Counter()
 
     def calibrate(self, steps: Iterable[Step]) -> None:
         """Take measurements from the start of the server, which never fade."""
         for step in steps:
-            self._prior.setdefault(step.way, _Sums()).add(step, PRIOR_STEPS, served=False)
+            self._prior.setdefault(step.kind, _Sums()).add(step, PRIOR_STEPS, served=False)
         self._costs.clear()
         self._added.clear()
 
     def observe(self, step: Step) -> None:
         """Take a step that was measured while serving."""
-        way = step.way
-        sums = self._seen.setdefault(way, _Sums())
+        kind = step.kind
+        sums = self._seen.setdefault(kind, _Sums())
         sums.fade(1.0 - 1.0 / MEMORY_STEPS)
         sums.add(step, 1.0, served=True)
-        self._steps[way] += 1
-        fits, rest = divmod(self._steps[way], _REFIT_STEPS)
+        self._steps[kind] += 1
+        fits, rest = divmod(self._steps[kind], _REFIT_STEPS)
         if rest:
             return
-        self._costs.pop(way, None)
+        self._costs.pop(kind, None)
         # other lanes learn what serving adds here each time that twice as much is known
         if fits & (fits - 1) == 0:
             self._costs.clear()
-            self._added.pop(way, None)
+            self._added.pop(kind, None)
 
     def known(self, size: int, parallelism: Parallelism = Parallelism.TENSOR) -> bool:
         """Return whether a step of this lane was ever measured that divides this."""
-        way = size, parallelism
-        return way in self._prior or way in self._seen
+        return any((size, parallelism) in table for table in (self._prior, self._seen))
 
     def least_tokens(self, size: int, parallelism: Parallelism) -> int:
         """Return the tokens of the smallest step of this lane that was measured and divides this.
         Raises ValueError if none was.
         """
-        way = size, parallelism
-        return min(table[way].least_tokens for table in (self._prior, self._seen) if way in table)
+        kind = size, parallelism
+        return min(table[kind].least_tokens for table in (self._prior, self._seen) if kind in table)
 
     def cost(self, size: int, parallelism: Parallelism = Parallelism.TENSOR) -> StepCost:
         """Return the present costs of the lane's steps that divide this; of token parallel ones by
         each engine's share of tokens and requests. Raises KeyError if none was measured.
         """
-        way = size, parallelism
-        cost = self._costs.get(way)
+        kind = size, parallelism
+        cost = self._costs.get(kind)
         if cost is None:
             if not self.known(size, parallelism):
                 raise KeyError(
                     f"no {parallelism.value} parallel step of group size {size} was measured"
                 )
-            values = self._values(way, self._added_elsewhere(way)) / _SCALE
+            values = self._values(kind, self._added_elsewhere(kind)) / _SCALE
             values[_START] += values[_ADDED]
-            cost = self._costs[way] = StepCost(*(float(value) for value in values[: _ADDED[0]]))
+            cost = self._costs[kind] = StepCost(*(float(value) for value in values[: _ADDED[0]]))
         return cost
 
-    def _values(self, way: Way, added: Any) -> Any:
+    def _values(self, kind: StepKind, added: Any) -> Any:
         """Return the coefficients, each times its scale. `added`: the shares near which the extra
         cost of serving is held.
         """
-        sums = [table[way] for table in (self._prior, self._seen) if way in table]
+        sums = [table[kind] for table in (self._prior, self._seen) if kind in table]
         gram, right = sum(s.gram for s in sums), sum(s.right for s in sums)
-        if way in self._prior:
+        if kind in self._prior:
             for start, more, share, held in zip(_START, _ADDED, added, _HELD, strict=True):
                 apart = np.zeros(_SCALE.size)
                 apart[more], apart[start] = 1.0, -share
-                gram = gram + held * self._prior[way].gram[start, start] * np.outer(apart, apart)
+                gram = gram + held * self._prior[kind].gram[start, start] * np.outer(apart, apart)
         return _solve(gram, right)
 
-    def _added_elsewhere(self, way: Way) -> Any:
+    def _added_elsewhere(self, kind: StepKind) -> Any:
         """Return the extra cost of serving in other lanes, as shares of the cost at the start; 0
         where none has served.
         """
         total, weight = np.zeros(len(_ADDED)), np.full(len(_ADDED), 1e-9)
-        others = (one for one in self._seen if one in self._prior and one != way)
+        others = (one for one in self._seen if one in self._prior and one != kind)
         for other in others:  # in their own order, so that sums have the same bits each time
             shares = self._added.get(other)
             if shares is None:

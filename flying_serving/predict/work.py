@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 
 from flying_serving.predict import arrivals
 from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.parallelism import TokenCost, shorter_step
 from flying_serving.predict.steps import StepCost, StepModel
-from flying_serving.predict.ways import TokenCost
 
 URGENCY = 10.0
 """What a second of an urgent request counts, in seconds of others.
@@ -34,8 +34,8 @@ class LaneFigures:
         max_num_batched_tokens: vLLM's: tokens of a step.
         migration: cost of migrating KV from one group to another within its engines; None if KV
             cannot migrate.
-        token_cost: of its token parallel steps; None if it makes none. A step is made in the way
-            that takes less time.
+        token_cost: of its token parallel steps; None if it makes none. A group divides what takes
+            less time (`shorter_step`).
     """
 
     cost: StepCost
@@ -70,8 +70,7 @@ class LaneFigures:
     def step_s(self, prefill_tokens: float, sequences: float, context_tokens: float) -> float:
         """Return the seconds of a step with these contents."""
         contents = prefill_tokens, sequences, context_tokens
-        tensor_s, token = self.cost.step_s(*contents), self.token_cost
-        return tensor_s if token is None else min(tensor_s, token.step_s(*contents))
+        return shorter_step(self.cost, self.token_cost, *contents)[1]
 
     def tokens_before(self, prompt_tokens: float) -> float:
         """Return the tokens of a prompt that are computed before a step that takes more of it, on
@@ -93,13 +92,10 @@ class LaneFigures:
 
 def step_time(model: StepModel, size: int) -> Callable[..., float]:
     """Return a function of the seconds of a step of a group, from its contents as for
-    `StepCost.step_s`. Each is made in the way that takes less time. Raises KeyError if no step was
-    measured.
+    `StepCost.step_s`, by `shorter_step`. Raises KeyError if no step was measured.
     """
     cost, token = model.cost(size), TokenCost.of(model, size)
-    if token is None:
-        return cost.step_s
-    return lambda *contents: min(cost.step_s(*contents), token.step_s(*contents))
+    return lambda *contents: shorter_step(cost, token, *contents)[1]
 
 
 def costs_by_size(lanes: Mapping[int, LaneFigures]) -> dict[str, object]:

@@ -69,7 +69,7 @@ class FlyingClient(AsyncMPClient):
             self.input_socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
             starter = EngineStarter(self, self._parent, deployment, self._blocks)
             self.supervisor = EngineSupervisor(
-                self.shell, processes, starter.start, self._end_server
+                self.shell, processes, starter.restart, self._end_server
             )
         self._clock_runs = False
         # no loop runs yet: the first request starts the clock

@@ -16,7 +16,7 @@ from JOINING to KILLED as well.
 | LOST         | `EngineSupervisor._record_loss`        | the process has ended                  |
 | LOST         | `EngineSupervisor._start_failed`       | a start has failed                     |
 | LOST         | `EngineSupervisor._join`               | the new process is ready too late      |
-| STARTING     | `EngineSupervisor._start` in `started` | a new process is forked                |
+| STARTING     | `EngineSupervisor._try_start`          | a new process is forked                |
 | START_KILLED | `EngineRecord.kill`                    | this server kills the new process      |
 | JOINING      | `EngineSupervisor._join` by `IS_READY` | the new process is ready               |
 | UP           | `EngineSupervisor._join`               | the other engines know that it is back |

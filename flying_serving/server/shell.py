@@ -29,6 +29,7 @@ from flying_serving.controller.commands import (
     Recall,
     Reject,
     RequestCommand,
+    RevokeOffer,
     Weave,
     WeightCommand,
 )
@@ -76,7 +77,7 @@ class Shell:
 
         Raises:
             VLLMValidationError: if no layout of this server can run it (HTTP 400).
-            GracefulHTTPError: if too many wait (429) and no place is held for it, or the server
+            GracefulHTTPError: if too many wait (429) and it has no slot, or the server
                 ends (503).
         """
         try:
@@ -242,7 +243,8 @@ class Shell:
                 return self._send(self.streams.pull_ahead(command), command.group)
             case DropPart(request_id, group, offer):
                 return [self._abort_in(group, self.streams.drop_part(request_id, offer))]
-            case Recall(request_id, group):  # without an offer; `_retain` has those with one
+            # a Recall without an offer; `_retain` has those with one
+            case Recall(request_id, group) | RevokeOffer(request_id, group):
                 return [self._abort_in(group, self.streams.recall(request_id))]
             case Reject(request_id, waited_s, group):
                 queued = self.streams.recall(request_id)

@@ -73,7 +73,7 @@ def calibrate_lanes(lanes: Mapping[int, DeviceLane], blocks: int) -> list[Calibr
     measured: list[CalibrationRow] = []
     for size, lane in lanes.items():
         limits = StepLimits.of(lane.config, blocks, lane.kv.groups)
-        for parallelism in lane.ways:
+        for parallelism in lane.parallelisms:
             step = lane.pool if limits.pools else partial(lane.step, parallelism=parallelism)
             measured += calibrate(size, limits, step, together, parallelism)
     return measured

@@ -182,7 +182,7 @@ class LaneChecks:
         except Exception as error:  # noqa: BLE001 - a model may raise anything of some tokens
             why = f"they fail: {type(error).__name__}: {error}"
             lane.drop_requests()  # of the step that failed
-        # all that measure steps together have the same ways to measure
+        # all that measure steps together have the same kinds of steps to measure
         widest = max(self._others, key=attrgetter("size"))
         if widest.any_of(why is not None):
             lane.divides_tokens = why or "another engine refuses them"

@@ -259,10 +259,10 @@ def take_place(deployment: Deployment, engine: int, device: int) -> None:
     memory to the node of the first CPU.
 
     Raises:
-        ConfigError: as `Deployment.place`; the server is told.
+        ConfigError: as `Deployment.bind_process`; the server is told.
     """
     with told_to_server(deployment.run_dir, engine):
-        threads = deployment.place(engine, device)
+        threads = deployment.bind_process(engine, device)
     if threads is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
 

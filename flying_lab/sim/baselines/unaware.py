@@ -52,11 +52,11 @@ class Unaware(GroupChoice, ABC):
             mine = holding if all_hold else [one for one in holding if one not in before]
         free = Layout(tuple(group for group in mine if group in layout.groups))
         chosen = super().choose(request, free, lanes, expected_tokens)
-        lending = self.state.weight_lending
-        if chosen in lending.phases and lending.lends:
+        rooms = self.state.rooms
+        if chosen in rooms.extra and rooms.has_extra:
             tokens = self.state.loads[chosen].committed_tokens + expected_tokens
             if tokens > self.capacity.kv_tokens[len(chosen)]:
-                lending.awaited.add(chosen)
+                rooms.awaited.add(chosen)
         return chosen
 
     def needs_another_group(self, request: RequestState) -> bool:

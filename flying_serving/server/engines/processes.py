@@ -98,7 +98,7 @@ class CleanParent:
         self._owner = os.getpid()
         atexit.register(self.close)  # before multiprocessing waits for its children
 
-    def start(self, name: str, arguments: Mapping[str, Any]) -> EngineProcess:
+    def fork(self, name: str, arguments: Mapping[str, Any]) -> EngineProcess:
         """Fork an engine. Waits for it, so call it in a thread."""
         self._starts += 1
         try:

@@ -89,7 +89,7 @@ class Shutdown:
     def _has_requests(self) -> bool:
         """Return whether requests are left, or accepted requests have yet to arrive."""
         return bool(
-            self._outputs.get_num_unfinished_requests() or self._shell.controller.admission.places
+            self._outputs.get_num_unfinished_requests() or self._shell.controller.admission.slots
         )
 
     def _refuse_requests(self) -> None:

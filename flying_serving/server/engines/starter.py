@@ -12,14 +12,14 @@ from flying_serving.config import Deployment
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
 from flying_serving.server.own_thread import in_own_thread
-from flying_serving.vllm_adapter.processes.start import config_of, start_engine
+from flying_serving.vllm_adapter.processes.start import config_of, fork_and_handshake
 
 READY_MESSAGE_S = 10.0
 """The time that an engine's first message, which says that it is ready, may be on its way."""
 
 
 class EngineStarter:
-    """Starts engines of one server.
+    """Starts lost engines of one server again.
 
     `client`: vLLM's MPClient, to which an engine connects.
     `parent`: forks the process of an engine. `blocks`: KV blocks by engine.
@@ -33,10 +33,12 @@ class EngineStarter:
         self._deployment = deployment
         self._blocks = blocks
 
-    async def start(
+    async def restart(
         self, engine: int, incarnations: list[int | None], started: Callable[[EngineProcess], None]
     ) -> None:
-        """Start an engine and wait until it is ready to serve. `started` is told its process.
+        """Start an engine again, and wait until it is ready to serve.
+
+        `started` is told its process.
 
         Raises:
             EngineLost: if it is not ready in time, or ends before. Its process is killed.
@@ -57,8 +59,8 @@ class EngineStarter:
 
         while await client.input_socket.poll(0):  # of a start that was given up
             await client.input_socket.recv_multipart()
-        fork = self._parent.start
-        start = partial(start_engine, fork, client, engine, config, address, forked)
+        fork = self._parent.fork
+        start = partial(fork_and_handshake, fork, client, engine, config, address, forked)
         starting = in_own_thread(start, f"flying-start-{engine}")
         is_ready = False
         try:

@@ -3,8 +3,9 @@
 1. `_ended`: its process ends, or `liveness.py` has killed it.
 2. `_lose`: tells the other engines (`_tell_peers`), then the controller, which has the requests
    of the engine run elsewhere.
-3. `_bring_back`: once the other engines have answered, tries `_start` until it succeeds. They hold
-   memory of the lost engine until then, and it does until all of its processes have ended.
+3. `_bring_back`: once the other engines have answered, `_try_start` is called until it succeeds.
+   They hold memory of the lost engine until then, and it does until all of its processes have
+   ended.
 4. `_join`: tells the other engines that it is back, then the controller.
 
 Whether an engine is lost stands in four registers, one for each of those who ask. `_lose` makes an
@@ -199,7 +200,7 @@ class EngineSupervisor:
         while not (self._calls.ending or self._calls.channel.engines_dead):
             await self._back_off(engine)
             async with self._start_lock:
-                if await self._start(engine):
+                if await self._try_start(engine):
                     await self._join(engine)
                     return
 
@@ -214,7 +215,7 @@ class EngineSupervisor:
             logger.error(problem, engine, losses, delay_s)
         await asyncio.sleep(delay_s)
 
-    async def _start(self, engine: int) -> bool:
+    async def _try_start(self, engine: int) -> bool:
         """Start an engine again. Returns True if it is ready to serve."""
         record, present = self.records[engine], incarnations(self.records)
         given_up = asyncio.Event()

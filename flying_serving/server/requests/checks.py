@@ -1,4 +1,4 @@
-"""Checks of a request before its answer begins, and the place that it holds from then until it
+"""Checks of a request before its answer begins, and the slot that it has from then until it
 arrives.
 """
 
@@ -12,7 +12,7 @@ from weakref import finalize
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.places import Place
+from flying_serving.controller.queue_slots import CallSlots
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.errors import PoolFull, RequestError
 from flying_serving.server.calls.engine_calls import EngineCalls, refusal
@@ -27,14 +27,14 @@ _BOUNDS = (
 
 
 class Checks:
-    """The checks that one server makes of each request, and the places that it holds."""
+    """The checks that one server makes of each request, and the slots that it reserves for it."""
 
     def __init__(self, calls: EngineCalls, controller: Controller, streams: Streams) -> None:
         self.rights = ClientRights(calls.deployment.flying)
         self._calls = calls
         self._controller = controller
         self._streams = streams
-        self._places = controller.admission.places
+        self._slots = controller.admission.slots
 
     def checked_spec(self, fields: Mapping[str, Any]) -> RequestSpec:
         """Check the fields of a request, by name. Returns the request as the controller sees it.
@@ -53,7 +53,7 @@ class Checks:
         return spec if adapter is None else replace(spec, variant=adapter.lora_int_id)
 
     def let_in(self, call: str, fields: Mapping[str, Any], answer: object) -> None:
-        """Hold a place for the requests of a call, if they can be taken, until they arrive or
+        """Reserve slots for the requests of a call, if they can be taken, until they arrive or
         `answer` is gone.
 
         Reading `answer` begins the requests.
@@ -63,32 +63,32 @@ class Checks:
                 is more than it ever lets in (HTTP 400).
             GracefulHTTPError: if too many wait (429), or the server ends (503).
         """
-        if not self._places.claim(call):
-            self._hold(Place(call), fields, answer)
+        if not self._slots.claim(call):
+            self._reserve(CallSlots(call), fields, answer)
 
     def let_in_ahead(self, call: str, fields: Mapping[str, Any], answer: object) -> None:
         """As `let_in`, before the call is made; reading `answer` makes the call."""
-        self._hold(Place(call, ahead=True), fields, answer)
+        self._reserve(CallSlots(call, ahead=True), fields, answer)
 
-    def _hold(self, place: Place, fields: Mapping[str, Any], answer: object) -> None:
+    def _reserve(self, slots: CallSlots, fields: Mapping[str, Any], answer: object) -> None:
         if self._calls.ending:
             raise refusal()
         spec = self.checked_spec(fields)
-        place.prompt_tokens, place.urgent = spec.prompt_tokens, spec.urgent
-        place.left = getattr(fields["sampling_params"], "n", 1)
+        slots.prompt_tokens, slots.urgent = spec.prompt_tokens, spec.urgent
+        slots.left = getattr(fields["sampling_params"], "n", 1)
         with as_refusals_of_vllm(spec):
             self._controller.settings.capacity.sizes(spec)
-            self._check_outputs(place)
-            self._controller.admission.hold(place)
+            self._check_outputs(slots)
+            self._controller.admission.reserve(slots)
         # an answer whose client has left is never begun, so no code of it runs
-        finalize(answer, self._places.give_back, place).atexit = False
+        finalize(answer, self._slots.release, slots).atexit = False
 
-    def _check_outputs(self, place: Place) -> None:
+    def _check_outputs(self, slots: CallSlots) -> None:
         """Raise VLLMValidationError for more outputs than are ever let in together."""
-        most = self._controller.admission.most_at_once(place)
-        if place.left > most:
+        most = self._controller.admission.most_at_once(slots)
+        if slots.left > most:
             says = f"must be a whole number from 1 to {most} on this server: {_BOUNDS}"
-            raise refused("n", place.left, says)
+            raise refused("n", slots.left, says)
 
     def check_prompts(self, field: str, prompts: Sequence[Mapping[str, Any]], n: int = 1) -> None:
         """Check the number of prompts of a call, each as tokens or embeddings, before any of them
@@ -110,8 +110,8 @@ class Checks:
             prompt_length(prompt.get("prompt_token_ids"), prompt.get("prompt_embeds"))
             for prompt in prompts
         )
-        place = Place("", shortest, urgent=self.rights.may_be_urgent)
-        most = self._controller.admission.most_at_once(place)
+        slots = CallSlots("", shortest, urgent=self.rights.may_be_urgent)
+        most = self._controller.admission.most_at_once(slots)
         if len(prompts) * n > most:
             each = f" of n={n} outputs each" if n > 1 else ""
             says = f"must be at most {most // n}{each} on this server: {_BOUNDS}"
@@ -119,9 +119,9 @@ class Checks:
 
     def check_end(self, call: str | None) -> None:
         """Raise GracefulHTTPError (503) for a request that arrives as the server ends, unless it
-        holds a place.
+        has a slot.
         """
-        if self._calls.engines_may_end or (self._calls.ending and not self._places.holds(call)):
+        if self._calls.engines_may_end or (self._calls.ending and not self._slots.has(call)):
             raise refusal()
 
 

@@ -7,7 +7,7 @@ from itertools import count
 
 from vllm.v1.engine import EngineCoreRequest
 
-from flying_serving.controller.places import Origin
+from flying_serving.controller.requests import Origin
 
 _http: ContextVar[str | None] = ContextVar("http", default=None)
 """The number of the HTTP request that this task answers. Tasks that it starts, such as its stream,

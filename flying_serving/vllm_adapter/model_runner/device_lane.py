@@ -146,7 +146,7 @@ class DeviceLane:
         return torch.device(self.vllm_runner.device)
 
     @property
-    def ways(self) -> tuple[Parallelism, ...]:
+    def parallelisms(self) -> tuple[Parallelism, ...]:
         """What the members of the group may divide in a step."""
         if isinstance(self.divides_tokens, str):
             return (Parallelism.TENSOR,)

@@ -29,7 +29,7 @@ def config_of(vllm_config: Any, deployment: Deployment, blocks: int) -> Any:
     return config
 
 
-def start_engine(
+def fork_and_handshake(
     fork: Callable[[str, Mapping[str, Any]], Any],
     client: Any,
     engine: int,
@@ -37,7 +37,8 @@ def start_engine(
     address: str,
     started: Callable[[Any], None],
 ) -> None:
-    """Start an engine and wait until it is ready, in a thread: only its own end ends the wait.
+    """Have an engine forked, and make vLLM's handshake with it until it is ready, in a thread: only
+    its own end ends the wait.
 
     `client`: vLLM's MPClient. `fork` starts a process by its name and the arguments of
     `run_engine_core`, `started` is told that process. `address`: of the handshake, its own.

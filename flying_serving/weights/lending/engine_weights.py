@@ -31,7 +31,7 @@ class BlockLender(Protocol):
 
     lent: LentBlocks
 
-    def recall(self, count: int, now_s: float) -> None:
+    def reclaim(self, count: int, now_s: float) -> None:
         """Ask the leader for blocks."""
 
 
@@ -207,7 +207,7 @@ class EngineWeights:
             self._copy(copies, members)
         if len(copies) < len(used):
             for member in members:
-                member.recall(len(used) - len(copies), now_s)
+                member.reclaim(len(used) - len(copies), now_s)
         return own.withheld.issuperset(blocks)
 
     def _copy(self, copies: dict[int, int], members: Iterable[BlockLender]) -> None:

@@ -5,7 +5,6 @@ a layer at a time.
 import tempfile
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
 
 from torch.nn import Module, ModuleList
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -24,13 +23,6 @@ class Kind(IntEnum):
     MLP = 0
     ATTENTION = 1
     VOCABULARY = 2
-
-
-class PieceChange(NamedTuple):
-    """A piece of weights that was dropped or fetched back: the layer, and its bytes."""
-
-    layer: str
-    size_bytes: int
 
 
 class WorkerWeights:
@@ -53,9 +45,9 @@ class WorkerWeights:
         sizes = [units.lendable(self._engine % degree, degree) for _, units in self._pieces]
         return [size for size in sizes if size]
 
-    def drop_next(self, degree: int) -> PieceChange | None:
-        """Drop the units of the next layer that a group of `degree` engines does not need. None: no
-        piece is left.
+    def drop_next(self, degree: int) -> None:
+        """Drop the units of the next layer that a group of `degree` engines does not need. Do
+        nothing if no piece is left.
 
         Groups of another size must not step from now on, until all pieces are back.
 
@@ -74,28 +66,24 @@ class WorkerWeights:
         )
         piece = next(waiting, None)
         if piece is None:
-            return None
+            return
         self._degree = degree
         self._dropped.append(piece)
-        name, units = piece
-        size_bytes = units.drop(rank, degree)
+        piece[1].drop(rank, degree)
         give_back_freed()
-        return PieceChange(name, size_bytes)
 
-    def fetch_next(self) -> PieceChange | None:
-        """Fetch back the piece that was dropped last and is not back yet. None: no piece is
+    def fetch_next(self) -> None:
+        """Fetch back the piece that was dropped last and is not back yet. Do nothing if no piece is
         dropped.
 
         Raises:
             WeightFileError: if it cannot be read. It is dropped as before then.
         """
         if not self._dropped:
-            return None
-        name, units = self._dropped[-1]
-        size_bytes = units.fetch()
+            return
+        self._dropped[-1][1].fetch()
         self._dropped.pop()
         give_back_freed()  # the matrices that were read to be packed
-        return PieceChange(name, size_bytes)
 
 
 def weight_file_of(deployment: Deployment, engine: int, device: int) -> WeightFile | None:

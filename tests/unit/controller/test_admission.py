@@ -7,8 +7,9 @@ import pytest
 
 from flying_serving.controller.admission import Admission, Pace
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.places import ALONE, Origin, Place
 from flying_serving.controller.pool import TaskPool
+from flying_serving.controller.queue_slots import CallSlots
+from flying_serving.controller.requests import ALONE, Origin
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull
 from tests.unit.controller.model_settings import settings
@@ -152,16 +153,16 @@ def test_as_many_are_let_in_at_once_as_one_after_the_other(running: int) -> None
     """Before any of them arrives: those that begin at once, and as many as may wait."""
     found = busy(settings(most_waiting=20), running)
     for number in range(LEAST - running + 20):
-        found.hold(Place(f"c{number}", 10))
+        found.reserve(CallSlots(f"c{number}", 10))
     with pytest.raises(PoolFull, match="20 requests wait already"):
-        found.hold(Place("more", 10))
+        found.reserve(CallSlots("more", 10))
     assert found.refused == 1
 
 
 def test_a_request_that_was_let_in_is_not_refused_when_it_arrives() -> None:
     """Though the queue is full by then; another one is."""
     found = admission(1, settings(most_waiting=2))
-    found.hold(Place("c", 10))
+    found.reserve(CallSlots("c", 10))
     found._pool.add(state(7))
     found.enter(Origin("c"), urgent=False)
     for origin in (Origin("c"), Origin("other"), ALONE):
@@ -169,14 +170,14 @@ def test_a_request_that_was_let_in_is_not_refused_when_it_arrives() -> None:
             found.enter(origin, urgent=False)
 
 
-def test_a_place_of_several_requests_is_held_for_each() -> None:
+def test_slots_of_several_requests_are_reserved_for_each() -> None:
     found = admission(0, settings(most_waiting=3))
-    found.hold(Place("c", 10, 3))
+    found.reserve(CallSlots("c", 10, 3))
     assert found.problem() is not None
     for _ in range(3):
         found.enter(Origin("c"), urgent=False)
     assert found.problem() is None
-    assert not found.places
+    assert not found.slots
 
 
 @pytest.mark.parametrize(("count", "fits"), [(LEAST + 3, True), (LEAST + 4, False)])
@@ -184,15 +185,15 @@ def test_a_call_is_let_in_with_all_its_requests_or_not_at_all(count: int, fits: 
     """Of one that is refused nothing is kept."""
     found = busy(settings(most_waiting=3), 0)
     if fits:
-        found.hold(Place("c", 10, count))
-        assert found.places.requests[False] == count
+        found.reserve(CallSlots("c", 10, count))
+        assert found.slots.requests[False] == count
     else:
         with pytest.raises(
             PoolFull,
             match=rf"^0 requests wait already, and n={count} adds {count} \(--max-waiting-",
         ):
-            found.hold(Place("c", 10, count))
-        assert not found.places
+            found.reserve(CallSlots("c", 10, count))
+        assert not found.slots
 
 
 @pytest.mark.parametrize(("count", "adds"), [(1, ""), (2, ", and n=2 adds 2")])
@@ -201,7 +202,7 @@ def test_refusal_counts_the_waiting_requests_without_its_own(count: int, adds: s
     with pytest.raises(
         PoolFull, match=rf"^5 requests wait already{adds} \(--max-waiting-requests\)$"
     ):
-        found.hold(Place("c", 10, count))
+        found.reserve(CallSlots("c", 10, count))
 
 
 def test_refusal_counts_the_waiting_tokens_without_its_own() -> None:
@@ -209,7 +210,7 @@ def test_refusal_counts_the_waiting_tokens_without_its_own() -> None:
     with pytest.raises(
         PoolFull, match=r"^20 prompt tokens wait already, and n=4 adds 40 \(--max-waiting-tokens\)$"
     ):
-        found.hold(Place("c", 10, 4))
+        found.reserve(CallSlots("c", 10, 4))
 
 
 @pytest.mark.parametrize("urgent", [False, True])
@@ -224,51 +225,51 @@ def test_burst_lets_in_as_many_requests_as_an_idle_server(
     chosen = replace(settings("manual", 4, most_waiting=bound), most_waiting_tokens=bound_tokens)
     groups = [(0,), (1,), (2,), (3,)]
     found = Admission(chosen, TaskPool(AGING_S), Loads(), lambda: groups)
-    place = Place("c", prompt_tokens, urgent=urgent)
-    most = found.most_at_once(place)
-    found.hold(replace(place, left=most))
+    slots = CallSlots("c", prompt_tokens, urgent=urgent)
+    most = found.most_at_once(slots)
+    found.reserve(replace(slots, left=most))
     with pytest.raises(PoolFull):
-        Admission(chosen, TaskPool(AGING_S), Loads(), lambda: groups).hold(
-            replace(place, left=most + 1)
+        Admission(chosen, TaskPool(AGING_S), Loads(), lambda: groups).reserve(
+            replace(slots, left=most + 1)
         )
 
 
 def test_where_all_engines_stay_in_one_group_fewer_requests_run() -> None:
     chosen = settings("static-tp", 4, most_waiting=3)
     assert (
-        Admission(chosen, TaskPool(AGING_S), Loads(), tuple).most_at_once(Place("c", 10))
+        Admission(chosen, TaskPool(AGING_S), Loads(), tuple).most_at_once(CallSlots("c", 10))
         == LEAST + 3
     )
 
 
-def test_a_place_that_is_given_back_counts_no_more() -> None:
+def test_slots_that_are_released_count_no_more() -> None:
     """Nor does it when it is given back after its request has arrived."""
     chosen = replace(settings(most_waiting=1), most_waiting_tokens=500)
     found = admission(0, chosen)
-    place = Place("c", 400)
-    found.hold(place)
+    slots = CallSlots("c", 400)
+    found.reserve(slots)
     assert "1 requests wait" in str(found.problem())
-    found.places.give_back(place)
+    found.slots.release(slots)
     assert found.problem() is None
-    again = Place("c", 400)
-    found.hold(again)
+    again = CallSlots("c", 400)
+    found.reserve(again)
     found.enter(Origin("c"), urgent=False)
-    found.places.give_back(again)
+    found.slots.release(again)
     assert found.problem() is None
 
 
-def test_prompt_tokens_of_held_places_count_as_waiting() -> None:
+def test_prompt_tokens_of_reserved_slots_count_as_waiting() -> None:
     """But not those of requests that begin at once."""
     found = busy(replace(settings(), most_waiting_tokens=30), 0)
     for number in range(LEAST):
-        found.hold(Place(f"c{number}", 30))
-    found.hold(Place("waits", 30))
+        found.reserve(CallSlots(f"c{number}", 30))
+    found.reserve(CallSlots("waits", 30))
     with pytest.raises(PoolFull, match="30 prompt tokens wait already"):
-        found.hold(Place("more", 30))
+        found.reserve(CallSlots("more", 30))
 
 
-def test_urgent_places_count_urgent_requests_only() -> None:
+def test_urgent_slots_count_urgent_requests_only() -> None:
     found = admission(0, settings(most_waiting=1))
-    found.hold(Place("c", 10, urgent=True))
+    found.reserve(CallSlots("c", 10, urgent=True))
     assert found.problem(urgent=True) is not None
     assert found.problem() is None

@@ -78,7 +78,7 @@ def request(
     )
 
 
-def place(
+def choose(
     one: RequestState,
     layout: Layout,
     loads: Loads,
@@ -138,7 +138,7 @@ def test_degrees_count_devices() -> None:
     load=st.lists(st.sampled_from(GROUPS), max_size=20),
     limits=st.sampled_from([LIMITS, Limits(4, 64, capped=False)]),
 )
-def test_admitted_request_is_placed_in_a_group_that_holds_it(
+def test_admitted_request_gets_a_group_that_holds_it(
     layout: Layout,
     devices: int,
     tokens: tuple[int, ...],
@@ -163,14 +163,14 @@ def test_admitted_request_is_placed_in_a_group_that_holds_it(
     filled = Filled()
     for group in load:
         filled.put(group)
-    group = place(waits, layout, filled, needed, one)
+    group = choose(waits, layout, filled, needed, one)
     assert group is None or (group in GROUPS and len(group) in sizes)
     present = any(len(g) in sizes for g in layout.groups)
     if group is not None and present:
         assert group in layout.groups
     if not limits.capped:
         assert (group is None) == (degree is None and not present)
-    assert any(place(waits, other, Loads(), needed, one) for other in LAYOUTS)
+    assert any(choose(waits, other, Loads(), needed, one) for other in LAYOUTS)
 
 
 # ---- which group
@@ -179,23 +179,23 @@ def test_admitted_request_is_placed_in_a_group_that_holds_it(
 def test_an_idle_group_is_taken_before_a_busy_one() -> None:
     """And the one that does it faster before other idle ones; prompts that are not done count."""
     loads = Filled()
-    assert place(request(), MIXED, loads) == (0, 1)
+    assert choose(request(), MIXED, loads) == (0, 1)
     loads.put((0, 1), prompt=150, done=False)
-    assert place(request(), MIXED, loads) == (2,)
+    assert choose(request(), MIXED, loads) == (2,)
     loads.put((2,), done=False)
-    assert place(request(), MIXED, loads) == (3,)
+    assert choose(request(), MIXED, loads) == (3,)
 
 
 def test_lanes_that_were_never_measured_share_by_requests() -> None:
     """Per engine."""
     loads = Filled()
-    placed = []
+    chosen = []
     for _ in range(8):
-        group = place(request(), MIXED, loads, 20, choice(Limits(9, 64)), {})
+        group = choose(request(), MIXED, loads, 20, choice(Limits(9, 64)), {})
         assert group is not None
         loads.put(group)
-        placed.append(group)
-    assert placed == [(0, 1), (2,), (3,), (0, 1), (2,), (3,), (0, 1), (0, 1)]
+        chosen.append(group)
+    assert chosen == [(0, 1), (2,), (3,), (0, 1), (2,), (3,), (0, 1), (0, 1)]
 
 
 def test_engines_that_still_drain_an_older_layout_come_last() -> None:
@@ -203,7 +203,7 @@ def test_engines_that_still_drain_an_older_layout_come_last() -> None:
     loads = Filled()
     loads.put((0, 1))
     loads.put((0, 1))
-    assert place(request(), SINGLES, loads) == (2,)
+    assert choose(request(), SINGLES, loads) == (2,)
 
 
 def test_a_group_to_which_kv_can_come_is_preferred() -> None:
@@ -215,18 +215,18 @@ def test_a_group_to_which_kv_can_come_is_preferred() -> None:
     loads.add_tokens(streams, 1)
     loads.remove(streams)
     streams.kv = KVSource((2,), 1)
-    assert place(streams, pairs, loads, 80, choice(), LANES) == (0, 1)
+    assert choose(streams, pairs, loads, 80, choice(), LANES) == (0, 1)
     # as near as in the other, and narrower
-    assert place(streams, pairs, loads, 80, choice(), lanes) == (
+    assert choose(streams, pairs, loads, 80, choice(), lanes) == (
         2,
         3,
     )
-    while place(request(60), Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), lanes):
+    while choose(request(60), Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), lanes):
         loads.put((0, 1, 2, 3), tokens=1.0, prompt=60, done=False)
     whole = {4: replace(LANES[4], migration=MigrationCost(0.001, 1e-6))}
-    assert place(streams, Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), LANES) is None
+    assert choose(streams, Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), LANES) is None
     assert (
-        place(streams, Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), LANES | whole)
+        choose(streams, Layout.uniform(4, 4), loads, 1.0, choice(Limits(100, 64)), LANES | whole)
         is not None
     )
 
@@ -247,10 +247,10 @@ def test_a_degree_that_is_asked_for_is_met_exactly() -> None:
     """By a group of the layout however busy it is, or by any group of that size if it has none."""
     loads = Filled()
     loads.put((0, 1), done=False)
-    assert place(request(degree=2, sizes=(2,)), MIXED, loads) == (0, 1)
-    assert place(request(degree=1, sizes=(1,)), MIXED, loads) == (2,)
-    assert place(request(degree=4, sizes=(4,)), MIXED, loads) == (0, 1, 2, 3)
-    assert place(request(degree=2, sizes=(2,)), Layout.uniform(4, 4), loads) == (2, 3)
+    assert choose(request(degree=2, sizes=(2,)), MIXED, loads) == (0, 1)
+    assert choose(request(degree=1, sizes=(1,)), MIXED, loads) == (2,)
+    assert choose(request(degree=4, sizes=(4,)), MIXED, loads) == (0, 1, 2, 3)
+    assert choose(request(degree=2, sizes=(2,)), Layout.uniform(4, 4), loads) == (2, 3)
 
 
 # ---- room
@@ -260,11 +260,11 @@ def test_a_group_takes_at_most_max_num_seqs_requests() -> None:
     """A group takes so many, then none."""
     loads = Filled()
     for _ in range(LIMITS.max_num_seqs):
-        assert place(request(), Layout.uniform(4, 4), loads, 1.0) == (0, 1, 2, 3)
+        assert choose(request(), Layout.uniform(4, 4), loads, 1.0) == (0, 1, 2, 3)
         loads.put((0, 1, 2, 3), tokens=1.0)
-    assert place(request(), Layout.uniform(4, 4), loads, 1.0) is None
+    assert choose(request(), Layout.uniform(4, 4), loads, 1.0) is None
     assert (
-        place(request(), Layout.uniform(4, 4), loads, by=choice(Limits(4, 64, capped=False)))
+        choose(request(), Layout.uniform(4, 4), loads, by=choice(Limits(4, 64, capped=False)))
         is not None
     )
 
@@ -278,11 +278,11 @@ def test_full_group_comes_last_without_limits() -> None:
     lanes = {2: LaneFigures(cost, 4, 200, 64, migration=MigrationCost(0.001, 1e-3))}
     one = request()
     one.kv = KVSource((0, 1), 1)
-    assert place(one, pairs, loads, 20.0, by, lanes) == (0, 1)
+    assert choose(one, pairs, loads, 20.0, by, lanes) == (0, 1)
     for group, expected in (((0, 1), (2, 3)), ((2, 3), (0, 1))):
         for _ in range(LIMITS.max_num_seqs):
             loads.put(group)
-        assert place(one, pairs, loads, 20.0, by, lanes) == expected
+        assert choose(one, pairs, loads, 20.0, by, lanes) == expected
 
 
 def test_a_request_that_says_where_it_is_split_may_begin_in_a_full_group() -> None:
@@ -294,10 +294,10 @@ def test_a_request_that_says_where_it_is_split_may_begin_in_a_full_group() -> No
     whole, halved = request(), request()
     halved.spec = replace(halved.spec, split_at=5)
     lanes = {2: LaneFigures(StepCost(0.01, 1e-4, 0.0, 0.0), 4, 200, 64)}
-    assert place(whole, pairs, loads, 20.0, by, lanes) == (2, 3)
-    assert place(halved, pairs, loads, 20.0, by, lanes) == (0, 1)
+    assert choose(whole, pairs, loads, 20.0, by, lanes) == (2, 3)
+    assert choose(halved, pairs, loads, 20.0, by, lanes) == (0, 1)
     halved.spec = replace(halved.spec, can_migrate=False)  # so it is not split
-    assert place(halved, pairs, loads, 20.0, by, lanes) == (2, 3)
+    assert choose(halved, pairs, loads, 20.0, by, lanes) == (2, 3)
 
 
 @given(prompts=st.lists(st.integers(1, 300), min_size=1, max_size=10), urgent=st.booleans())
@@ -308,7 +308,7 @@ def test_few_prompts_are_dispatched_ahead(prompts: list[int], urgent: bool) -> N
     loads, layout, by = Filled(), Layout.uniform(4, 4), choice(Limits(100, 64))
     for prompt in prompts:
         ahead = loads[(0, 1, 2, 3)].prefill_tokens
-        group = place(request(prompt, priority=-urgent), layout, loads, 1.0, by)
+        group = choose(request(prompt, priority=-urgent), layout, loads, 1.0, by)
         if group is None:
             assert ahead + min(prompt, 64) > STEPS_AHEAD * 64
             assert not urgent
@@ -327,7 +327,7 @@ def test_few_prompts_are_dispatched_ahead(prompts: list[int], urgent: bool) -> N
 def test_memory_is_shared_by_all_groups_of_an_engine(
     requests: list[tuple[Group, float]], size: int, tokens: float
 ) -> None:
-    """What is placed beside others fits on every engine of its group, together with all that is
+    """What gets a group beside others fits on every engine of its group, together with all that is
     spoken for there.
     """
     loads = Filled()
@@ -337,7 +337,7 @@ def test_memory_is_shared_by_all_groups_of_an_engine(
         for engine in group:
             used[engine] += expected / (100 * len(group))
     by = choice(Limits(100, 1000))
-    group = place(request(sizes=(size,)), Layout.uniform(4, size), loads, tokens, by)
+    group = choose(request(sizes=(size,)), Layout.uniform(4, size), loads, tokens, by)
     share = tokens / (100 * size)
     fits = [
         g

@@ -169,7 +169,7 @@ def test_a_long_prompt_is_not_paid_for_for_ever() -> None:
 
 @pytest.mark.parametrize("degree", [1, 4])
 def test_a_degree_that_the_layout_lacks_is_not_starved(degree: int) -> None:
-    """In pairs whose memory is always full of short requests; one that is wider has its place ten
+    """In pairs whose memory is always full of short requests; one that is wider has its turn ten
     times as soon.
     """
     shell = ModelShell(settings("manual", 4, max_num_seqs=64, capped=True))

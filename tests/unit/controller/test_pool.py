@@ -32,13 +32,13 @@ def taken(pool: TaskPool, most: int = 1000, now_s: float = 0.0) -> list[str]:
     """Return the ids of up to so many requests in the order in which the pool gives them out."""
     ids: list[str] = []
 
-    def place(one: RequestState) -> bool:
+    def dispatch(one: RequestState) -> bool:
         if len(ids) == most:
             return False
         ids.append(one.request_id)
         return True
 
-    pool.hand_out(place, now_s)
+    pool.hand_out(dispatch, now_s)
     return ids
 
 
@@ -57,11 +57,11 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
         pool.add(state(number, kind=KINDS[number % 2], prompt=50 if number == 2 else 10))
     tried: list[str] = []
 
-    def place(one: RequestState) -> bool:
+    def dispatch(one: RequestState) -> bool:
         tried.append(one.request_id)
         return one.spec.prompt_tokens < 50
 
-    pool.hand_out(place, 0.0)
+    pool.hand_out(dispatch, 0.0)
     assert tried == ["r0", "r1", "r2", "r3", "r5"]
     assert {one.request_id for one in pool} == {"r2", "r4"}
 
@@ -83,7 +83,7 @@ def test_a_suspect_that_finds_no_group_holds_back_none_tried_otherwise(
     assert [one.request_id for one in pool] == ["r0"]
 
 
-def test_a_request_of_which_more_is_known_is_queued_anew_in_its_place() -> None:
+def test_a_request_of_which_more_is_known_is_queued_anew_at_its_position() -> None:
     pool = TaskPool(AGING_S)
     for number in range(4):
         pool.add(state(number, kind=KINDS[number % 2]))
@@ -95,7 +95,7 @@ def test_a_request_of_which_more_is_known_is_queued_anew_in_its_place() -> None:
     assert not pool._queues and not pool._ages
 
 
-def test_a_request_that_comes_back_has_its_old_place() -> None:
+def test_a_request_that_comes_back_has_its_old_position() -> None:
     """It was taken, and is ahead of all that arrived after it."""
     pool = TaskPool(AGING_S)
     first = state(0)
@@ -136,7 +136,7 @@ def test_a_request_is_to_come_back_after_half_of_the_longest_wait(
     assert pool.retry_after_s(now_s) == after_s
 
 
-def test_an_overdue_request_is_offered_every_second_place() -> None:
+def test_an_overdue_request_is_offered_every_second_dispatch() -> None:
     """Beside a stream of urgent ones; the oldest first, of whatever kind."""
     pool = TaskPool(AGING_S)
     for number in range(4):
@@ -148,7 +148,7 @@ def test_an_overdue_request_is_offered_every_second_place() -> None:
 
 
 def test_one_overdue_that_finds_no_room_does_not_hold_back_another_kind() -> None:
-    """It remaining the next one to be offered a place."""
+    """It remaining the next one to be offered a group."""
     pool = TaskPool(AGING_S)
     pool.add(state(0, kind=KINDS[1]))
     pool.add(state(1, priority=5))
@@ -156,11 +156,11 @@ def test_one_overdue_that_finds_no_room_does_not_hold_back_another_kind() -> Non
         pool.add(state(number, priority=-1))
     tried: list[str] = []
 
-    def place(one: RequestState) -> bool:
+    def dispatch(one: RequestState) -> bool:
         tried.append(one.request_id)
         return one.sizes != KINDS[1][1]
 
-    pool.hand_out(place, AGING_S)
+    pool.hand_out(dispatch, AGING_S)
     assert tried == ["r2", "r0", "r1", "r3", "r4"]
     assert pool.first(AGING_S).request_id == "r0"  # type: ignore[union-attr]
 
@@ -175,7 +175,7 @@ def test_request_waits_for_at_most_twice_the_requests_ahead_of_it(data: st.DataO
     )
     for number, (priority, kind) in enumerate(early):
         pool.add(state(number, priority=priority, kind=kind))
-    places = 0
+    dispatched = 0
     left = {f"r{number}" for number in range(len(early))}
     number = len(early)
     while left:
@@ -183,10 +183,10 @@ def test_request_waits_for_at_most_twice_the_requests_ahead_of_it(data: st.DataO
             pool.add(state(number, priority=priority, at_s=AGING_S))
             number += 1
         for request_id in taken(pool, 1, AGING_S):
-            places += 1
+            dispatched += 1
             left.discard(request_id)
             if request_id in {f"r{n}" for n in range(len(early))}:
-                assert places <= 2 * (int(request_id[1:]) + 1)
+                assert dispatched <= 2 * (int(request_id[1:]) + 1)
 
 
 class Waiting(RuleBasedStateMachine):
@@ -253,14 +253,14 @@ class Waiting(RuleBasedStateMachine):
             expected.append(one)
         given = []
 
-        def place(one: RequestState) -> bool:
+        def dispatch(one: RequestState) -> bool:
             if not room[self.kind(one)]:
                 return False
             room[self.kind(one)] -= 1
             given.append(one)
             return True
 
-        self.pool.hand_out(place, self.now_s)
+        self.pool.hand_out(dispatch, self.now_s)
         assert given == expected
         for one in given:
             del self.model[one.request_id]
@@ -289,7 +289,7 @@ TestWaiting.settings = settings(max_examples=examples(60), stateful_step_count=3
 
 @pytest.mark.parametrize(("wide", "after_s"), [(True, AGING_S / SOONER), (False, AGING_S)])
 def test_one_wider_than_all_groups_is_overdue_sooner(wide: bool, after_s: float) -> None:
-    """It goes before a more urgent one then, at every second place."""
+    """It goes before a more urgent one then, at every second dispatch."""
     pool = TaskPool(AGING_S, is_wider=lambda one: wide and one.spec.degree == 2)
     pool.add(state(0, kind=KINDS[3]))
     before, after = after_s - 0.01, after_s + 0.01

@@ -18,13 +18,13 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import URGENCY, LaneFigures, Objective
 from harness.examples import examples
-from tests.unit.controller.test_group_choice import SINGLES, Filled, choice, place
+from tests.unit.controller.test_group_choice import SINGLES, Filled, choice, choose
 from tests.unit.controller.test_group_choice import request as waits
 
 APART = Layout.uniform(4, 1)
-PLACES, STEP_TOKENS = 8, 512
+MAX_NUM_SEQS, STEP_TOKENS = 8, 512
 COST = StepCost(0.02, 1e-4, 5e-4, 1e-7)
-LANE = LaneFigures(COST, PLACES, 1e6, STEP_TOKENS)
+LANE = LaneFigures(COST, MAX_NUM_SEQS, 1e6, STEP_TOKENS)
 LANES = {1: LANE}
 
 
@@ -71,21 +71,23 @@ def test_twice_the_time_to_the_first_token_is_twice_the_latency() -> None:
     assert late.price_s(LANE) == pytest.approx(2 * (first_s + stream_s))
 
 
-def test_a_full_group_costs_the_wait_for_a_place() -> None:
+def test_a_full_group_costs_the_wait_in_its_queue() -> None:
     """Until one of those that run has ended, and no more than that; twice for the second one."""
-    nearly, full, more = (visit(request(), others) for others in (PLACES - 1, PLACES, PLACES + 1))
-    place_s = 100 * COST.step_s(0, PLACES, 200 * PLACES) / PLACES
-    added_s = COST.step_s(200, PLACES, 0) - COST.step_s(200, PLACES - 1, 0)
+    nearly, full, more = (
+        visit(request(), others) for others in (MAX_NUM_SEQS - 1, MAX_NUM_SEQS, MAX_NUM_SEQS + 1)
+    )
+    queue_s = 100 * COST.step_s(0, MAX_NUM_SEQS, 200 * MAX_NUM_SEQS) / MAX_NUM_SEQS
+    added_s = COST.step_s(200, MAX_NUM_SEQS, 0) - COST.step_s(200, MAX_NUM_SEQS - 1, 0)
     found_s = full.first_token_s(LANE) - nearly.first_token_s(LANE)
-    assert found_s == pytest.approx(place_s + added_s)
-    assert more.first_token_s(LANE) - full.first_token_s(LANE) > place_s
-    assert replace(full, waits_for_place=False).first_token_s(LANE) == pytest.approx(
-        COST.step_s(200, PLACES, 0)
+    assert found_s == pytest.approx(queue_s + added_s)
+    assert more.first_token_s(LANE) - full.first_token_s(LANE) > queue_s
+    assert replace(full, waits_in_queue=False).first_token_s(LANE) == pytest.approx(
+        COST.step_s(200, MAX_NUM_SEQS, 0)
     )
 
 
-def test_a_variant_without_a_place_waits_until_others_have_ended() -> None:
-    """So a group comes first that runs it, or has a place that is free."""
+def test_a_variant_that_is_not_loaded_waits_until_others_have_ended() -> None:
+    """So a group comes first that runs it, or may load one more."""
     free = visit(request(), others=2)
     free.work.variants.update([1, 1])
     one = replace(free, request=replace(request(), spec=replace(request().spec, variant=2)))
@@ -104,7 +106,7 @@ def test_kv_that_migrates_costs_its_way_and_saves_the_prompt() -> None:
 
 
 def test_a_lane_whose_steps_took_no_time_has_a_price() -> None:
-    free = LaneFigures(StepCost(0.0, 0.0, 0.0, 0.0), PLACES, 1e6, STEP_TOKENS)
+    free = LaneFigures(StepCost(0.0, 0.0, 0.0, 0.0), MAX_NUM_SEQS, 1e6, STEP_TOKENS)
     assert visit(request(), others=3, urgent=1).price_s(free) == 0.0
 
 
@@ -115,18 +117,18 @@ def test_a_group_with_an_urgent_request_is_left_to_it_at_a_price() -> None:
     for engine in (0, 1, 3):
         for _ in range(3):
             loads.put((engine,))
-    assert place(waits(), SINGLES, loads, by=by) in [(0,), (1,), (3,)]
-    assert place(waits(priority=-1), SINGLES, loads, by=by) == (2,)
+    assert choose(waits(), SINGLES, loads, by=by) in [(0,), (1,), (3,)]
+    assert choose(waits(priority=-1), SINGLES, loads, by=by) == (2,)
     for engine in (0, 1, 3):
         for _ in range(round(URGENCY)):
             loads.put((engine,))
-    assert place(waits(), SINGLES, loads, by=by) == (2,)
+    assert choose(waits(), SINGLES, loads, by=by) == (2,)
 
     waiting = Filled()
     waiting.put((2,), priority=-1)
     for engine in (0, 1, 3):
         waiting.put((engine,), prompt=90, done=False)
-    assert place(waits(), SINGLES, waiting) == (2,)
+    assert choose(waits(), SINGLES, waiting) == (2,)
 
 
 @settings(max_examples=examples(200))
@@ -146,7 +148,7 @@ def test_a_group_with_an_urgent_request_is_left_to_it_at_a_price() -> None:
     ),
     is_urgent=st.booleans(),
 )
-def test_no_request_waits_for_a_place_beside_a_group_that_is_nearly_idle(
+def test_no_request_waits_in_a_queue_beside_a_group_that_is_nearly_idle(
     loads: list[tuple[int, int, bool, bool]],
     prompt: int,
     outputs: int,
@@ -156,7 +158,7 @@ def test_no_request_waits_for_a_place_beside_a_group_that_is_nearly_idle(
     """One urgent request runs in group 0, whatever the others have. Elsewhere the request waits for
     its first token at most as many times as long as in an idle group as the urgent one counts.
     """
-    limits = Limits(PLACES, STEP_TOKENS, capped=False)
+    limits = Limits(MAX_NUM_SEQS, STEP_TOKENS, capped=False)
     server = Settings(4, Capacity({1: 10**6}, 1), POLICIES["static-dp"], limits, Objective(10.0))
     choice = GroupChoice(ClusterState(server))
     choice.state.loads = running = Loads()
@@ -166,7 +168,7 @@ def test_no_request_waits_for_a_place_beside_a_group_that_is_nearly_idle(
         running.add(other, (engine,), tokens + 100)
         if is_begun:
             running.add_tokens(other, 1)
-    lanes = {1: LaneFigures(lane, PLACES, 1e6, STEP_TOKENS)}
+    lanes = {1: LaneFigures(lane, MAX_NUM_SEQS, 1e6, STEP_TOKENS)}
     one, tokens_at_end = request(prompt, -is_urgent), prompt + outputs
     group = choice.choose(one, APART, lanes, tokens_at_end)
     assert group is not None

@@ -33,7 +33,7 @@ def test_a_request_that_waits_beyond_its_deadline_is_refused_once() -> None:
 
 @pytest.mark.parametrize("policy", ["manual", "static-dp", "static-tp", "auto", "split"])
 def test_a_deadline_counts_in_the_queue_of_an_engine(policy: str) -> None:
-    """Until a scheduler has the request in a step; what is dispatched later may have its place."""
+    """Until a scheduler has the request in a step; what is dispatched later may go before it."""
     shell = ModelShell(settings(policy, 2, capped=policy == "auto"))
     for name in ("late", "begun"):
         shell.arrive(name, HURRIED)

@@ -9,8 +9,8 @@ from flying_serving.controller.state import ClusterState
 from flying_serving.layout.groups import Layout
 from flying_serving.parallelism import Parallelism
 from flying_serving.predict.migrations import MigrationCost
+from flying_serving.predict.parallelism import TokenCost
 from flying_serving.predict.steps import Step
-from flying_serving.predict.ways import TokenCost
 from tests.unit.controller.model_settings import settings
 from tests.unit.controller.model_shell import ModelShell
 

@@ -4,6 +4,7 @@ import pytest
 
 from flying_serving.controller.loads import Loads
 from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.rooms import Rooms
 from flying_serving.controller.snapshots import snapshot
 from flying_serving.controller.weight_lending import TRANSITIONS, LendingPhase, WeightLending
 from flying_serving.layout.groups import Layout
@@ -311,10 +312,11 @@ def test_of_two_groups_one_lends_for_one_request() -> None:
 
 def test_the_group_lends_for_which_a_request_waits() -> None:
     """Not another one that might, too."""
-    lending = WeightLending(settings("gyges", 8, lends=True).capacity, 8, Loads())
+    rooms = Rooms(settings("gyges", 8, lends=True).capacity, 8, loads := Loads())
+    lending = WeightLending(rooms, loads)
     layout = Layout.uniform(8, 4)
     for awaited, lends in (((4, 5, 6, 7), True), ((0, 1), False)):
-        lending.awaited = {awaited}
+        rooms.awaited = {awaited}
         orders = lending.lend(layout, 0.0)
         assert [order.group for order in orders] == [awaited] * lends
         lending.phases = dict.fromkeys(lending.phases, LendingPhase.WHOLE)

@@ -24,7 +24,7 @@ from flying_serving.engine.messages import (
     BlocksReserved,
     LendBlocks,
     Message,
-    RecallBlocks,
+    ReclaimBlocks,
     ReserveBlocks,
     ReturnBlocks,
     RunStep,
@@ -90,7 +90,7 @@ class Inbox:
 def test_all_members_receive_in_one_order(plans: list[list[Group]], seed: int) -> None:
     """Four engines send at the same time to groups that nest, themselves in them or not."""
     messages = [
-        [(g, RecallBlocks(g, sender, n)) for n, g in enumerate(plan)]
+        [(g, ReclaimBlocks(g, sender, n)) for n, g in enumerate(plan)]
         for sender, plan in enumerate(plans)
     ]
     expected = [sum(e in group for plan in plans for group in plan) for e in range(ENGINES)]
@@ -131,7 +131,7 @@ def test_early_message_waits_for_the_messages_before_it(run_dir: str) -> None:
     for socket in (overdue, early):
         socket.connect(f"ipc://{run_dir}/inbox-0")
     numbers = [order.take(1, [0])[0] for _ in range(3)]
-    messages = [RecallBlocks((0, 1), 1, count) for count in (10, 11, 12)]
+    messages = [ReclaimBlocks((0, 1), 1, count) for count in (10, 11, 12)]
 
     def deliver(socket: "zmq.Socket[bytes]", which: int) -> None:
         inbox.arrived.clear()
@@ -141,7 +141,7 @@ def test_early_message_waits_for_the_messages_before_it(run_dir: str) -> None:
     assert inbox.channel.pending()  # numbered, so on its way
     deliver(early, 2)
     deliver(early, 1)
-    own = RecallBlocks((0, 1), 0, 13)
+    own = ReclaimBlocks((0, 1), 0, 13)
     inbox.channel.send([0], own)  # this engine's own messages wait too
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(inbox.receive, 1)
@@ -165,7 +165,7 @@ def test_a_message_of_an_engine_that_has_died_is_none(run_dir: str) -> None:
     channel = Channel(run_dir, 2, ENGINES, lambda: None)
     dies.join(3)
     dies.take(3, [1, 2])
-    message = RecallBlocks((2, 3), 1, 5)
+    message = ReclaimBlocks((2, 3), 1, 5)
     lives.send([2], message)
     assert channel.waiting() == 2
     dies.close()
@@ -178,12 +178,14 @@ def test_a_message_of_an_engine_that_has_died_is_none(run_dir: str) -> None:
 def test_restarted_engine_gets_no_message_of_its_former_life(run_dir: str) -> None:
     """Neither what was on its way when it died, nor numbers that were taken for it."""
     sender, first = Inbox(run_dir, 0).channel, Channel(run_dir, 1, ENGINES, lambda: None)
-    sender.send([1], RecallBlocks((0, 1), 0, 1))
+    sender.send([1], ReclaimBlocks((0, 1), 0, 1))
     first.close()
-    sender.send([1], RecallBlocks((0, 1), 0, 2))  # to nobody: it is kept for the socket's next peer
+    sender.send(
+        [1], ReclaimBlocks((0, 1), 0, 2)
+    )  # to nobody: it is kept for the socket's next peer
     inbox = Inbox(run_dir, 1)
     assert not inbox.channel.pending()
-    message = RecallBlocks((0, 1), 0, 3)
+    message = ReclaimBlocks((0, 1), 0, 3)
     sender.send([1], message)
     assert inbox.receive(1) == [message]
     for each in (sender, inbox.channel):
@@ -208,7 +210,7 @@ def test_what_is_not_pending_cannot_be_received(run_dir: str) -> None:
     one, two = (Channel(run_dir, engine, ENGINES, lambda: None, 5.0) for engine in (1, 2))
     with pytest.raises(AssertionError, match="no message"):
         one.receive()
-    messages = [RecallBlocks((1, 2), 2, count) for count in (1, 2)]
+    messages = [ReclaimBlocks((1, 2), 2, count) for count in (1, 2)]
     for message in messages:
         two.send([1], message)
     assert [one.receive(), one.receive()] == messages
@@ -226,7 +228,7 @@ def test_every_kind_of_message_arrives_as_it_was_sent(run_dir: str) -> None:
         LendBlocks(group, [1, 2, 3]),
         ReturnBlocks(group, [3]),
         BlocksReserved(group, 1, 4),
-        RecallBlocks(group, 1, 2),
+        ReclaimBlocks(group, 1, 2),
     ]
     inboxes = [Inbox(run_dir, engine) for engine in range(2)]
     for message in messages:
@@ -259,11 +261,11 @@ def test_engine_that_stops_reading_is_lost_and_not_waited_for(run_dir: str) -> N
     stopped.join(3)
     with pytest.raises(EngineLost, match="engine 3 does not take messages"):
         for count in range(100_000):
-            channel.send([3], RecallBlocks((0, 1, 2, 3), 0, count))
+            channel.send([3], ReclaimBlocks((0, 1, 2, 3), 0, count))
     assert count >= 100
     stopped.close()
-    channel.send([3], RecallBlocks((0, 1, 2, 3), 0, count))
-    channel.send([0], RecallBlocks((0, 1), 0, 1))
+    channel.send([3], ReclaimBlocks((0, 1, 2, 3), 0, count))
+    channel.send([0], ReclaimBlocks((0, 1), 0, 1))
     assert channel.pending()
     channel.close()
 
@@ -276,7 +278,7 @@ def test_close_leaves_no_thread_and_no_descriptor(run_dir: str) -> None:
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(3):
         inboxes = [Inbox(run_dir, engine) for engine in range(ENGINES)]
-        inboxes[0].channel.send([0, 1, 2, 3], RecallBlocks((0, 1), 0, 1))
+        inboxes[0].channel.send([0, 1, 2, 3], ReclaimBlocks((0, 1), 0, 1))
         for inbox in inboxes:
             inbox.channel.close()
             inbox.channel._listener.join(DEADLINE_S)

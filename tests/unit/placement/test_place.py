@@ -91,7 +91,7 @@ def test_the_deployment_knows_the_placement_of_a_device(
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     caplog.set_level(logging.INFO)
     placements = tuple(Placement(cpus=(), threads=index, node=index // 3) for index in range(1, 9))
-    assert deployment_of(placements, 4, 2).place(1, 1) == 4
+    assert deployment_of(placements, 4, 2).bind_process(1, 1) == 4
     assert os.environ["OMP_NUM_THREADS"] == "4"  # what vLLM reads
     assert "engine 1 device 1: node 1, any core, 4 threads" in caplog.text
 
@@ -100,8 +100,8 @@ def test_a_restarted_engine_has_the_placement_of_the_one_before() -> None:
     placements = tuple(Placement(cpus=(), threads=index, node=0) for index in (1, 2))
     first = deployment_of(placements, 2, 1)
     again = Deployment.model_validate(first.model_copy(update={"starts_alone": True}).model_dump())
-    assert again.place(1, 0) == 2
+    assert again.bind_process(1, 0) == 2
 
 
-def test_no_device_is_placed_on_cuda() -> None:
-    assert deployment_of((), 2, 1).place(1, 0) is None
+def test_no_device_has_a_placement_on_cuda() -> None:
+    assert deployment_of((), 2, 1).bind_process(1, 0) is None

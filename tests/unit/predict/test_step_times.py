@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.predict.forecast import forecast
+from flying_serving.predict.parallelism import TokenCost
 from flying_serving.predict.step_times import LaneSteps
 from flying_serving.predict.steps import StepCost
-from flying_serving.predict.ways import TokenCost
 from flying_serving.predict.work import LaneFigures, Work
 from tests.unit.policy.snapshots import OBJECTIVE
 from tests.unit.predict.token_costs import TENSOR, TOKEN

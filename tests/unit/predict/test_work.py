@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from flying_serving.parallelism import Parallelism
 from flying_serving.predict.arrivals import CHANGE_S, LEAST_RATE
+from flying_serving.predict.parallelism import TokenCost
 from flying_serving.predict.steps import Step, StepCost, StepModel
-from flying_serving.predict.ways import TokenCost
 from flying_serving.predict.work import LaneFigures, Work, step_time
 from tests.unit.predict.token_costs import TENSOR, measured
 

@@ -8,7 +8,7 @@ from flying_serving.engine.lane import EngineLanes, LaneFactory
 from flying_serving.engine.messages import (
     BlocksReserved,
     LendBlocks,
-    RecallBlocks,
+    ReclaimBlocks,
     ReserveBlocks,
     ReturnBlocks,
     RunStep,
@@ -36,7 +36,7 @@ def handle(message: Any, member: Member, leader: Leader, now: float) -> int:
     elif isinstance(message, BlocksReserved):
         leader.take_answer(message, now)
     else:
-        assert isinstance(message, RecallBlocks)
+        assert isinstance(message, ReclaimBlocks)
         leader.give_back(message.count)
     return 0
 

@@ -8,7 +8,7 @@ import pytest
 
 from flying_serving.engine.block_lending import BlockLending
 from flying_serving.engine.group import ASK_AGAIN_S
-from flying_serving.engine.messages import BlocksReserved, RecallBlocks, ReserveBlocks
+from flying_serving.engine.messages import BlocksReserved, ReclaimBlocks, ReserveBlocks
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK
 
@@ -62,7 +62,7 @@ def test_leader_without_a_block_to_return_frees_retained_blocks(
     keeper.pair.lend(1)
     keeper.pair.scheduler.end("first")
     keeper.keep(2, kept)
-    keeper.block_lending.handle(RecallBlocks(GROUP, 1, 2))
+    keeper.block_lending.handle(ReclaimBlocks(GROUP, 1, 2))
     assert keeper.asked == asked
     assert len(keeper.pair.leader.borrowed.held) == (3 if asked else 4)
 

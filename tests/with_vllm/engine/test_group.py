@@ -13,7 +13,7 @@ from flying_serving.engine.messages import (
     BeginAnew,
     BlocksReserved,
     LendBlocks,
-    RecallBlocks,
+    ReclaimBlocks,
     ReserveBlocks,
     ReturnBlocks,
 )
@@ -284,17 +284,17 @@ def test_leader_without_a_grant_goes_on_and_asks_again_later() -> None:
     assert pair.kinds(0) == ["RunStep"]
 
 
-def test_blocks_are_recalled_and_returned() -> None:
+def test_blocks_are_reclaimed_and_returned() -> None:
     """A member asks for no more than it lent, and not over and over; it gets what is not in use."""
     pair = Pair()
     pair.lend(4)
     pair.leader.plan_step(0.0)
     member = pair.members[1]
-    member.recall(3, 10.0)
-    member.recall(3, 10.0 + ASK_AGAIN_S / 2)
-    assert pair.kinds(0) == ["RunStep", "RecallBlocks"]
-    member.recall(99, 10.0 + 2 * ASK_AGAIN_S)
-    assert pair.inboxes.of_engine[0][2] == RecallBlocks(GROUP, 1, 4)
+    member.reclaim(3, 10.0)
+    member.reclaim(3, 10.0 + ASK_AGAIN_S / 2)
+    assert pair.kinds(0) == ["RunStep", "ReclaimBlocks"]
+    member.reclaim(99, 10.0 + 2 * ASK_AGAIN_S)
+    assert pair.inboxes.of_engine[0][2] == ReclaimBlocks(GROUP, 1, 4)
     pair.leader.give_back(99)  # all are in use
     assert pair.kinds(1) == ["RunStep"]
     pair.scheduler.end("first")
@@ -311,10 +311,10 @@ def test_blocks_are_recalled_and_returned() -> None:
     pair.leader.check()
 
 
-def test_member_without_lent_blocks_recalls_none() -> None:
+def test_member_without_lent_blocks_reclaims_none() -> None:
     """Its leader is left alone."""
     pair = Pair()
-    pair.members[1].recall(3, 10.0)
+    pair.members[1].reclaim(3, 10.0)
     assert pair.kinds(0) == []
 
 

@@ -125,7 +125,7 @@ class Lives(RuleBasedStateMachine):
     def want_back(self, engine: int, missing: int, *, but: int) -> None:
         for size, member in self.members[engine].items():
             if missing and size != but:
-                member.recall(missing, self.now)
+                member.reclaim(missing, self.now)
 
     def write(self, engine: int, plan: SchedulerOutput) -> None:
         """Do what a model runner does with a plan: keep tables, check what was written before,

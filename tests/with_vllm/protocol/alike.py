@@ -8,7 +8,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from flying_serving.engine.block_lending import RECALL_WAIT_S
+from flying_serving.engine.block_lending import RECLAIM_WAIT_S
 from tests.with_vllm.protocol.doubles import NOW_S, PAUSE_S, TICK_S
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def forget_times(engine: Engine) -> None:
     loop._lane_1_ready_at_s = loop._lane_1_ready_at_s if loop._lane_1_ready_at_s > NOW_S else 0.0
     lending = loop.block_lending
     if lending._short_since_s is not None:  # lane 1 waits for blocks, or has waited for long enough
-        waits = NOW_S - lending._short_since_s < RECALL_WAIT_S
-        lending._short_since_s = NOW_S if waits else NOW_S - RECALL_WAIT_S
+        waits = NOW_S - lending._short_since_s < RECLAIM_WAIT_S
+        lending._short_since_s = NOW_S if waits else NOW_S - RECLAIM_WAIT_S
     # only lanes that are led here are asked for; of those that are overdue it matters only which
     # was so first
     lead = [
@@ -115,7 +115,7 @@ def forget_times(engine: Engine) -> None:
         leader._may_step_at_s = max(leader._may_step_at_s, NOW_S)
         leader._may_ask_at_s = max(leader._may_ask_at_s, NOW_S)
     for member in loop.lanes.members.values():
-        member._recalled_at_s = max(member._recalled_at_s, NOW_S - TICK_S)
+        member._reclaimed_at_s = max(member._reclaimed_at_s, NOW_S - TICK_S)
     loop.last_step_s = (0.0, 0.0)
     _forget_migrations(engine)
 

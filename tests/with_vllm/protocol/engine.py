@@ -285,7 +285,7 @@ class Engine:
             leader._may_step_at_s -= TICK_S
             leader._may_ask_at_s -= TICK_S
         for member in loop.lanes.members.values():
-            member._recalled_at_s -= TICK_S
+            member._reclaimed_at_s -= TICK_S
 
     # ---- what may happen
 

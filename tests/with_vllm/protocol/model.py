@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from flying_serving.engine.messages import RecallBlocks
+from flying_serving.engine.messages import ReclaimBlocks
 from flying_serving.layout.groups import Group, Layout
 from tests.explorer import Wrong
 from tests.with_vllm.protocol.automaton import Engines, Facts
@@ -203,14 +203,14 @@ class ProtocolModel:
         return tuple((look, self.endpoints.see(state[look.engine], look)) for look in looks)
 
     def _is_repeated(self, state: State, engine: int, sent: Sent) -> bool:
-        """Whether a member recalls blocks while a RecallBlocks is under way: that is not sent, or
+        """Whether a member reclaims blocks while a ReclaimBlocks is under way: that is not sent, or
         states had no end.
 
         It may ask again after ASK_AGAIN_S; here it does so when its leader has dealt with what it
         asked before.
         """
         (leader, *_), message = sent
-        is_need = isinstance(self.engines.messages[message], RecallBlocks)
+        is_need = isinstance(self.engines.messages[message], ReclaimBlocks)
         return is_need and (engine, message) in self.endpoints.endpoints[state[leader]].inbox
 
     def _after(self, state: State, engine: int, event: Event) -> State:

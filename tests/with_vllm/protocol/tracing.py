@@ -9,7 +9,7 @@ from flying_serving.engine.messages import (
     BlocksReserved,
     LendBlocks,
     Message,
-    RecallBlocks,
+    ReclaimBlocks,
     ReserveBlocks,
     ReturnBlocks,
     RunStep,
@@ -58,6 +58,6 @@ def _name(message: Message) -> str:
             what = str(message.blocks)
         case ReserveBlocks():
             what = f"{message.count}, {message.needed} of them at once,"
-        case BlocksReserved() | RecallBlocks():
+        case BlocksReserved() | ReclaimBlocks():
             what = str(message.count)
     return f"{type(message).__name__} {what} of {message.group}"

@@ -266,7 +266,7 @@ def test_lanes_are_measured_in_all_their_ways_and_by_what_they_compute() -> None
     """The widest group, in which all engines are, ends each measurement."""
     stepped, votes = list[tuple[int, Any]](), list[int]()
 
-    def lane(size: int, kind: str, *ways: Parallelism) -> Any:
+    def lane(size: int, kind: str, *parallelisms: Parallelism) -> Any:
         def pool(_step: Any) -> None:
             stepped.append((size, "pooled"))
 
@@ -282,7 +282,9 @@ def test_lanes_are_measured_in_all_their_ways_and_by_what_they_compute() -> None
             model_config=SimpleNamespace(max_model_len=512, runner_type=kind),
         )
         kv = SimpleNamespace(groups=ONE)
-        return SimpleNamespace(config=config, kv=kv, ways=ways, pool=pool, step=step, any_of=any_of)
+        return SimpleNamespace(
+            config=config, kv=kv, parallelisms=parallelisms, pool=pool, step=step, any_of=any_of
+        )
 
     both = Parallelism.TENSOR, Parallelism.TOKEN
     lanes = {1: lane(1, "generate", *both[:1]), 2: lane(2, "generate", *both)}

@@ -13,8 +13,8 @@ from flying_lab.emulation.command import profile, server_flags
 from flying_lab.emulation.runner import FIRST_WORD
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_serving.parallelism import Parallelism
+from flying_serving.predict.parallelism import TokenCost
 from flying_serving.predict.steps import StepCost
-from flying_serving.predict.ways import TokenCost
 from harness.live import ROOT, Server
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]

@@ -25,8 +25,7 @@ from flying_lab.workload.model import Request, Workload
 from flying_lab.workload.synth import Poisson, synthesise
 from flying_serving.config import MODES
 from flying_serving.controller.commands import Fail
-from flying_serving.controller.places import ALONE
-from flying_serving.controller.requests import RequestSpec
+from flying_serving.controller.requests import ALONE, RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost

@@ -22,8 +22,8 @@ from flying_lab.sim.token_parallel import EXCHANGES_LAUNCH, sequence_parallel
 from flying_lab.workload.model import Request
 from flying_serving.parallelism import Parallelism
 from flying_serving.policy.policies import POLICIES
+from flying_serving.predict.parallelism import ParallelismChoice
 from flying_serving.predict.steps import Step
-from flying_serving.predict.ways import StepWays
 from tests.unit.lab.sim.nodes import run
 from tests.unit.lab.sim.test_systems import machine_file
 
@@ -112,17 +112,17 @@ def system_of(policy: str, options: Options) -> System:
     return flying(LLAMA, 2, POLICIES[policy], options)
 
 
-def ways_of(steps: list[Step]) -> set[tuple[int, Parallelism]]:
+def kinds_of(steps: list[Step]) -> set[tuple[int, Parallelism]]:
     """Return the sizes of groups, and what steps of them divide."""
-    return {step.way for step in steps}
+    return {step.kind for step in steps}
 
 
 def test_a_server_measures_groups_of_several_both_ways() -> None:
     """Unless it is not to divide tokens: then all is as without this option, to the last digit."""
     plain, both = (list(system_of("auto", one).calibration) for one in (TENSOR, TOKEN))
     sizes = {1, 2, 4}
-    assert ways_of(plain) == {(size, Parallelism.TENSOR) for size in sizes}
-    assert ways_of(both) - ways_of(plain) == {(2, Parallelism.TOKEN), (4, Parallelism.TOKEN)}
+    assert kinds_of(plain) == {(size, Parallelism.TENSOR) for size in sizes}
+    assert kinds_of(both) - kinds_of(plain) == {(2, Parallelism.TOKEN), (4, Parallelism.TOKEN)}
     assert [step for step in both if step.parallelism is Parallelism.TENSOR] == plain
     divided = [step for step in both if step.parallelism is Parallelism.TOKEN]
     assert min(step.prefill_tokens + step.sequences for step in divided) == 64
@@ -149,11 +149,11 @@ def test_leaders_choose_by_the_steps_of_the_start_and_report_it() -> None:
     node, seen = SimNode(system, Clock()), list[Step]()
     node.controller.stepped = seen.extend  # type: ignore[method-assign]
     run(node, [Request(n, n / 4, 6000 if n % 3 else 40, 60) for n in range(30)])
-    ways = StepWays([step.to_row() for step in system.calibration])
+    choice = ParallelismChoice([step.to_row() for step in system.calibration])
     groups = [step for step in seen if step.size > 1]
     for step in groups:
         counts = step.prefill_tokens, step.sequences, step.context_tokens, step.prefill_pairs
-        assert step.parallelism is ways.choose(step.size, *counts)
+        assert step.parallelism is choice.choose(step.size, *counts)
         if not step.prefill_tokens:
             contents = SimStep([], step.sequences, step.context_tokens, [], step.parallelism)
             assert step.duration_s == system.step_time(step.size, contents)
@@ -167,4 +167,6 @@ def test_a_measured_machine_and_one_that_lends_have_no_such_steps(tmp_path: Path
     )
     lending = system_of("auto", replace(TOKEN, lend_weights=True))
     for system in (measured, lending):
-        assert {way for _, way in ways_of(list(system.calibration))} == {Parallelism.TENSOR}
+        assert {parallelism for _, parallelism in kinds_of(list(system.calibration))} == {
+            Parallelism.TENSOR
+        }

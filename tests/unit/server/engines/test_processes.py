@@ -36,7 +36,7 @@ def parent() -> Iterator[CleanParent]:
 
 
 def test_forked_engines_can_be_watched_and_killed(parent: CleanParent) -> None:
-    first, second = (parent.start(f"engine {n}", {"says": "", "seconds": 100.0}) for n in (0, 1))
+    first, second = (parent.fork(f"engine {n}", {"says": "", "seconds": 100.0}) for n in (0, 1))
     assert first.pid != second.pid and first.name == "engine 0"
     assert first.is_alive() and first.exitcode is None
     first.kill()
@@ -55,7 +55,7 @@ def test_forked_engines_can_be_watched_and_killed(parent: CleanParent) -> None:
 
 
 def test_a_stopped_engine_can_be_killed(parent: CleanParent) -> None:
-    stopped = parent.start("engine", {"says": "", "seconds": 100.0})
+    stopped = parent.fork("engine", {"says": "", "seconds": 100.0})
     os.kill(stopped.pid, signal.SIGSTOP)
     stopped.join(0.2)
     assert stopped.is_alive()
@@ -66,17 +66,17 @@ def test_a_stopped_engine_can_be_killed(parent: CleanParent) -> None:
 
 def test_engines_end_with_the_parent(parent: CleanParent) -> None:
     """Which ends with the server."""
-    child = parent.start("engine", {"says": "", "seconds": 100.0})
+    child = parent.fork("engine", {"says": "", "seconds": 100.0})
     parent._process.kill()
     child.join(10)
     assert not child.is_alive()
     with pytest.raises(EngineLost, match="engine 3 cannot be started"):
-        parent.start("engine 3", {"says": "", "seconds": 1.0})
+        parent.fork("engine 3", {"says": "", "seconds": 1.0})
 
 
 def test_an_engine_that_ends_at_once_has_ended(parent: CleanParent) -> None:
     """It may be over before anyone looks."""
-    quick = parent.start("engine", {"says": "abc", "seconds": 0.0})
+    quick = parent.fork("engine", {"says": "abc", "seconds": 0.0})
     quick.join(10)
     assert quick.exitcode in (3, 1)  # its parent may have waited for it
 
@@ -88,11 +88,11 @@ def test_a_process_that_is_no_more_cannot_be_watched() -> None:
 
 def test_the_parent_takes_no_notice_of_signals_to_all_processes(parent: CleanParent) -> None:
     """Engines that it has forked end with it, and may have requests to finish first."""
-    child = parent.start("engine", {"says": "", "seconds": 100.0})
+    child = parent.fork("engine", {"says": "", "seconds": 100.0})
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(parent._process.pid or 0, number)
     child.join(0.5)
-    assert child.is_alive() and parent.start("engine", {"says": "", "seconds": 0.0}).pid
+    assert child.is_alive() and parent.fork("engine", {"says": "", "seconds": 0.0}).pid
 
 
 def test_a_fork_that_fails_ends_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +112,8 @@ def test_a_fork_that_fails_ends_no_engine(monkeypatch: pytest.MonkeyPatch) -> No
             EngineLost,
             match=r"engine 1 cannot be started: BlockingIOError.*temporarily unavailable",
         ):
-            made.start("engine 1", {"says": "", "seconds": 1.0})
-        assert made.start("engine 1", {"says": "", "seconds": 1.0}).is_alive()
+            made.fork("engine 1", {"says": "", "seconds": 1.0})
+        assert made.fork("engine 1", {"says": "", "seconds": 1.0}).is_alive()
     finally:
         made.close()
 
@@ -125,7 +125,7 @@ def test_processes_are_watched_by_descriptors_of_any_number(parent: CleanParent)
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
-    child = parent.start("engine", {"says": "", "seconds": 100.0})
+    child = parent.fork("engine", {"says": "", "seconds": 100.0})
     far = fcntl.fcntl(child.sentinel, fcntl.F_DUPFD, 2000)
     assert not has_ended(far)
     child.kill()

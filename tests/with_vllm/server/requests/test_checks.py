@@ -106,10 +106,10 @@ async def test_no_answer_of_a_burst_is_refused_after_its_begin(how: str, capped:
     assert len(read) == AT_ONCE + MOST_WAITING
     assert engine.server.controller.admission.refused == 80 - len(read)
     assert len(engine.server.controller.state.open_requests) == len(read)
-    assert not engine.server.controller.admission.places
+    assert not engine.server.controller.admission.slots
 
 
-async def test_all_outputs_of_a_call_have_a_place() -> None:
+async def test_all_outputs_of_a_call_have_a_slot() -> None:
     engine = Engine(Server(most_waiting=MOST_WAITING))
     answers = [engine.generate("a", n=AT_ONCE), engine.generate("b", n=MOST_WAITING)]
     with pytest.raises(GracefulHTTPError, match="20 requests wait already"):
@@ -128,7 +128,7 @@ async def test_more_outputs_than_ever_fit_are_refused_for_good(n: int) -> None:
         f"n={n}: must be a whole number from 1 to {most} on this server"
     )
     assert refused.value.parameter == "n"
-    assert not engine.server.controller.admission.places
+    assert not engine.server.controller.admission.slots
 
 
 @pytest.mark.deep
@@ -147,7 +147,7 @@ async def test_outputs_that_fit_on_an_idle_server_may_be_asked_for_again() -> No
 
 @pytest.mark.deep
 @pytest.mark.parametrize("how", ["generate", "responses"])
-async def test_unread_answer_gives_its_place_back(how: str) -> None:
+async def test_unread_answer_releases_its_slots(how: str) -> None:
     """Its client has left before it began."""
     engine = Engine(Server(most_waiting=MOST_WAITING))
     for _ in range(3):
@@ -155,10 +155,10 @@ async def test_unread_answer_gives_its_place_back(how: str) -> None:
         assert len(answers) == AT_ONCE + MOST_WAITING
         del answers
         gc.collect()
-        assert not engine.server.controller.admission.places
+        assert not engine.server.controller.admission.slots
 
 
-async def test_calls_of_one_name_have_a_place_each() -> None:
+async def test_calls_of_one_name_have_slots_each() -> None:
     """Clients choose the name (X-Request-Id)."""
     engine = Engine(Server(most_waiting=MOST_WAITING))
     answers = [engine.generate("same") for _ in range(AT_ONCE + MOST_WAITING)]
@@ -166,7 +166,7 @@ async def test_calls_of_one_name_have_a_place_each() -> None:
         engine.generate("same")
     del answers
     gc.collect()
-    assert not engine.server.controller.admission.places
+    assert not engine.server.controller.admission.slots
 
 
 @pytest.mark.parametrize("n", [1, 8])

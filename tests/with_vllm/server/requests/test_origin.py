@@ -8,7 +8,7 @@ import httpx
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
 
-from flying_serving.controller.places import Origin
+from flying_serving.controller.requests import Origin
 from flying_serving.server.requests.origin import origin_of
 from tests.with_vllm.server.apps import gated
 from tests.with_vllm.server.doubles import request

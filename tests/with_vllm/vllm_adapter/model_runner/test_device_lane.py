@@ -130,11 +130,11 @@ def test_step_in_which_a_living_member_takes_no_part_raises(lane_of: MakeLane) -
 
 def test_lane_divides_tokens_only_with_a_way_to(lane_of: MakeLane) -> None:
     lane, _ = lane_of(Asynchronous())
-    assert lane.ways == (Parallelism.TENSOR,)
+    assert lane.parallelisms == (Parallelism.TENSOR,)
     with pytest.raises(AssertionError, match="it has one member"):
         lane.step("1", Parallelism.TOKEN)
     lane.divides_tokens = nullcontext
-    assert lane.ways == (Parallelism.TENSOR, Parallelism.TOKEN)
+    assert lane.parallelisms == (Parallelism.TENSOR, Parallelism.TOKEN)
     assert lane.step("1", Parallelism.TOKEN) == "output of 1"
 
 

@@ -126,7 +126,7 @@ class Device(RuleBasedStateMachine):
         self.ledger.drop()
         new = self.ledger.back()
         extra = range(self.own + new.start, self.own + new.stop)
-        assert self.residency.drop_next(WIDEST) is not None
+        self.residency.drop_next(WIDEST)
         self.blocks.back(extra)
         for block in extra:
             self.contents[block] = block % 100
@@ -138,7 +138,7 @@ class Device(RuleBasedStateMachine):
         for block in gone:
             del self.contents[self.own + block]
         self.ledger.fetch()
-        assert self.residency.fetch_next() is not None
+        self.residency.fetch_next()
 
     @invariant()
     def blocks_have_their_contents(self) -> None:

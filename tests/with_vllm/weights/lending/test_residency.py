@@ -26,7 +26,6 @@ from flying_serving.weights.lending.arena_placement import ArenaPlacement
 from flying_serving.weights.lending.pages import Extent
 from flying_serving.weights.lending.residency import (
     Kind,
-    PieceChange,
     WorkerWeights,
     in_order,
     kind_of,
@@ -37,6 +36,7 @@ from flying_serving.weights.share import SharedWeights
 from flying_serving.weights.storage import PackedRows
 from flying_serving.weights.units import Pack
 from tests.unit.memory.layers import device_pages
+from tests.with_vllm.weights.lending.recorded import Change, Recorded, until_none_changes
 from tests.with_vllm.worker.configurations import (
     BLOOM,
     FALCON,
@@ -89,17 +89,20 @@ class Worker:
                 self.weights.bind(self.lanes[size], engine % size, size)
         file.announce()
         file.open()
-        self.residency = WorkerWeights(in_order(lane1, self.weights.units), engine)
+        self.changes: list[Change] = []
+        pieces = in_order(lane1, self.weights.units)
+        recorded = [(name, Recorded(name, units, self.changes)) for name, units in pieces]
+        self.residency = WorkerWeights(recorded, engine)
 
     def results(self, size: int) -> dict[str, torch.Tensor | None]:
         """What each layer of a lane computes, by its name; None: it refused."""
         return {name: _tried(product) for name, product in products(self.lanes[size])}
 
-    def drop_all(self, degree: int) -> list[PieceChange]:
-        return list(iter(lambda: self.residency.drop_next(degree), None))
+    def drop_all(self, degree: int) -> list[Change]:
+        return until_none_changes(lambda: self.residency.drop_next(degree), self.changes)
 
-    def fetch_all(self) -> list[PieceChange]:
-        return list(iter(self.residency.fetch_next, None))
+    def fetch_all(self) -> list[Change]:
+        return until_none_changes(self.residency.fetch_next, self.changes)
 
 
 def _tried(product: Callable[[], torch.Tensor]) -> torch.Tensor | None:
@@ -215,17 +218,16 @@ def test_weights_go_mlp_first_and_the_last_layer_first(tmp_path: Path) -> None:
             *("lm_head", "model.embed_tokens"),
         ]
         assert [change.layer for change in worker.fetch_all()] == names[::-1]
-        first = worker.residency.drop_next(WIDEST)
-        assert first is not None
-        assert first.layer == names[0]
+        worker.residency.drop_next(WIDEST)
+        assert worker.changes[-1].layer == names[0]
         assert [name for name, found in worker.results(1).items() if found is None] == [names[0]]
         with pytest.raises(
             IntegrityError, match="weights are dropped for groups of 4 engines, not of 2"
         ):
             worker.residency.drop_next(2)
-        assert worker.residency.fetch_next() is not None
-        assert worker.residency.fetch_next() is None
-        assert worker.residency.drop_next(2) is not None
+        assert [change.layer for change in worker.fetch_all()] == [names[0]]
+        worker.residency.drop_next(2)
+        assert worker.changes[-1].layer == names[0]
     worker.file.close()
 
 
@@ -333,9 +335,11 @@ def test_a_layer_that_every_rank_has_whole_is_never_dropped(tmp_path: Path) -> N
         load(model)
         weights = SharedWeights(model, WIDEST, pack_matrix, file := written(tmp_path))
         residency = WorkerWeights(in_order(model, weights.units), 1)
-        assert [change.layer for change in iter(lambda: residency.drop_next(WIDEST), None)] == [
-            "cut"
-        ]
+        assert len(residency.piece_bytes(WIDEST)) == 1
+        residency.drop_next(WIDEST)
+        residency.drop_next(WIDEST)
+        with pytest.raises(IntegrityError):
+            cut.quant_method.apply(cut, random(1, 64))
         whole.quant_method.apply(whole, random(1, 64))
     file.close()
 
@@ -382,11 +386,10 @@ def test_a_hundred_cycles_free_and_take_the_same_memory(tmp_path: Path) -> None:
     before = product(x)
     levels = []
     for _ in range(100):
-        change = residency.drop_next(4)
-        assert change is not None
-        assert change.size_bytes == sum(residency.piece_bytes(4)) == 6 * 2**20
+        assert residency.piece_bytes(4) == [6 * 2**20]
+        residency.drop_next(4)
         low_bytes = resident_bytes()
-        assert residency.fetch_next() is not None
+        residency.fetch_next()
         assert torch.equal(product(x), before)
         levels.append((low_bytes, resident_bytes()))
     freed = [high_bytes - low_bytes for low_bytes, high_bytes in levels]

@@ -1,6 +1,5 @@
-"""The two ways in which a group makes a step: the cost of steps that divide tokens, beside that of
-tensor parallel ones; and the choice that the group's leader makes for each step, from costs that
-were measured at the start. Pure.
+"""The choice between a tensor parallel step and a token parallel one: what the latter costs, and
+what a group's leader chooses for each step, from costs that were measured at the start. Pure.
 """
 
 from __future__ import annotations
@@ -69,8 +68,22 @@ class TokenCost:
         return self.cost.first_tokens_s(tokens / self.size)
 
 
-class StepWays:
-    """Chooses the way that is predicted to take less time, from the measurements of the start.
+def shorter_step(
+    tensor: StepCost, token: TokenCost | None, *contents: float
+) -> tuple[Parallelism, float]:
+    """Return what a group divides to make a step with these contents shorter, and its seconds.
+
+    `token`: None if the group makes no token parallel steps. `contents`: as for `StepCost.step_s`.
+    """
+    tensor_s = tensor.step_s(*contents)
+    token_s = math.inf if token is None else token.step_s(*contents)
+    if token_s < tensor_s:
+        return Parallelism.TOKEN, token_s
+    return Parallelism.TENSOR, tensor_s
+
+
+class ParallelismChoice:
+    """Chooses what a group divides, to take less time by the measurements of the start.
 
     Costs are fitted once: a choice takes a few microseconds and is the same for the same step.
     """
@@ -101,12 +114,11 @@ class StepWays:
     ) -> Parallelism:
         """Return what the group's engines divide in a step with these contents (see `StepRow`).
 
-        It is TENSOR unless both ways were measured in groups of this size. It is TENSOR as well if
+        It is TENSOR unless both were measured in groups of this size. It is TENSOR as well if
         the step has fewer tokens than two for each engine, or than any measured token parallel one.
         """
         costs = self._costs.get(size)
         if costs is None:
             return Parallelism.TENSOR
         contents = prefill_tokens, sequences, context_tokens, prefill_pairs
-        tensor_s, token_s = (cost.step_s(*contents) for cost in costs)
-        return Parallelism.TOKEN if token_s < tensor_s else Parallelism.TENSOR
+        return shorter_step(*costs, *contents)[0]

@@ -5,7 +5,7 @@ A group may hold them for KV that nobody will pull any more.
 
 import pytest
 
-from flying_serving.engine.block_lending import RECALL_WAIT_S
+from flying_serving.engine.block_lending import RECLAIM_WAIT_S
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
 from tests.with_vllm.engine.node import Engine, Node, outputs
 from tests.with_vllm.vllm_adapter.lanes import make
@@ -41,12 +41,12 @@ def test_no_request_is_preempted_for_want_of_blocks_that_come_back() -> None:
     node, engine = moved()
     for _ in range(12):
         engine.run()
-        node.now_s += RECALL_WAIT_S / 20
+        node.now_s += RECLAIM_WAIT_S / 20
     assert node.preempted == []
     assert len(node.tokens["a+1"]) < OUTPUTS - HAD
     for _ in range(60):
         node.run(1)
-        node.now_s += RECALL_WAIT_S / 20
+        node.now_s += RECLAIM_WAIT_S / 20
     assert node.preempted == []
     assert node.tokens["a"] + node.tokens["a+1"] == outputs(3, PROMPT, OUTPUTS)
 
@@ -57,7 +57,7 @@ def test_the_wait_has_an_end(wait_s: float) -> None:
     node, engine = moved()
     for _ in range(12):
         engine.run()
-        node.now_s += RECALL_WAIT_S / 1000
-    node.now_s += (wait_s - 0.05) * RECALL_WAIT_S
+        node.now_s += RECLAIM_WAIT_S / 1000
+    node.now_s += (wait_s - 0.05) * RECLAIM_WAIT_S
     engine.run()
     assert bool(node.preempted) == (wait_s > 1)
