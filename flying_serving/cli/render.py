@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from flying_serving.observe.view.terminal import loss
+from flying_serving.server.figures.notes import problems
 
 if TYPE_CHECKING:
     from flying_serving.cli.checks import Finding
@@ -48,7 +48,7 @@ def status(answer: Mapping[str, Any]) -> RenderableType:
         f"{tokens} at degree {int(s) * devices}" for s, tokens in answer["capacity_tokens"].items()
     )
     return Group(
-        *_lost(answer["lost"]),
+        *_problems(answer),
         *_draining(answer["load"]),
         f"layout: [bold]{layout_text(groups)}[/bold] (degrees {degrees_text(groups, devices)})",
         f"requests: {requests['running']} running, {requests['waiting']} waiting for a group",
@@ -74,10 +74,11 @@ def drain(answer: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _lost(lost: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """Return a line for each lost engine: since when and why."""
+def _problems(answer: Mapping[str, Any]) -> list[Text]:
+    """Return a line for each engine that does not serve: since when and why."""
     return [
-        Text(f"degraded since {_clock(one['since'])}: {loss(one)}", style="red") for one in lost
+        Text(f"degraded since {_clock(one.since)}: {one.text}", style="red")
+        for one in problems(answer)
     ]
 
 
@@ -138,8 +139,8 @@ def _engines(answer: Mapping[str, Any]) -> Table:
         table.add_row(
             str(number), group, str(engine["blocks"]), str(engine["free_blocks"]), *lent, *lanes
         )
-    for one in answer["lost"]:
-        table.add_row(str(one["engine"]), "lost", *[UNKNOWN] * (2 + len(columns)))
+    for problem in problems(answer):
+        table.add_row(str(problem.engine), problem.state, *[UNKNOWN] * (2 + len(columns)))
     return table
 
 

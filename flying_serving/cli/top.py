@@ -9,10 +9,10 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
+from flying_serving.cli import live_view
 from flying_serving.cli.admin import app
 from flying_serving.cli.connection import UNKNOWN_FORM, Connection, output
 from flying_serving.cli.flags import flags
-from flying_serving.observe.view import terminal
 
 Interval = Annotated[
     float, typer.Option(min=0.1, max=60, help="Seconds between two requests to the server.")
@@ -42,7 +42,7 @@ def top(server: Connection, interval_s: Interval = 0.5, once: Once = False) -> N
     if once or server.as_json or not console.is_terminal:
         look()
         sleep(interval_s)
-        server.show(look(), terminal.top)
+        server.show(look(), live_view.top)
         return
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -56,6 +56,6 @@ def top(server: Connection, interval_s: Interval = 0.5, once: Once = False) -> N
 def _drawn(state: Any) -> RenderableType:
     """Return the live view; an answer in an unknown form as JSON."""
     try:
-        return terminal.top(state)
+        return live_view.top(state)
     except UNKNOWN_FORM:
         return json.dumps(state)

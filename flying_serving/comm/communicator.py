@@ -46,28 +46,6 @@ class GroupEnd(Protocol):
         """Leave the group. A second call does nothing."""
 
 
-class Communicator(Protocol):
-    """Collectives of a group whose end is replaced when members were started again."""
-
-    def use(self, group: GroupEnd | None) -> None:
-        """Use this group from now on; with None collectives raise GroupBroken."""
-
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum `x` over the ranks in place."""
-
-    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Return the ranks' tensors, concatenated along `dim`."""
-
-    def gather(self, x: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        """Return the result of `all_gather` on rank `dst`; None on the others."""
-
-    def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
-        """Overwrite `x` with that of rank `src`."""
-
-    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of each rank's tensor, which has shape (world, ...)."""
-
-
 class GroupCommunicator:
     """Collectives of a group, over an end that is replaced when members were started again.
 
@@ -109,47 +87,43 @@ class GroupCommunicator:
         return self._group
 
 
-class StagedCommunicator:
-    """The collectives of a communicator in shared memory, for tensors of a device.
+class StagedCommunicator(GroupCommunicator):
+    """Collectives in shared memory, for tensors of a device.
 
     Each tensor is copied to host memory, and the result back. A collective is over when its call
     returns, and its result has the same bits as on the CPU. Calls from several threads take turns.
     """
 
-    def __init__(self, shared: GroupCommunicator, stage: HostStage) -> None:
-        self._shared = shared
-        self._stage = stage
+    def __init__(self, name: str, device: torch.device) -> None:
+        super().__init__(name)
+        self._stage = HostStage(device)
         self._lock = threading.Lock()
-
-    def use(self, group: GroupEnd | None) -> None:
-        """Use this group from now on; with None collectives raise GroupBroken."""
-        self._shared.use(group)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x` over the ranks in place."""
         with self._lock:
-            return x.copy_(self._shared.all_reduce(self._stage.copy_out(x)))
+            return x.copy_(super().all_reduce(self._stage.copy_out(x)))
 
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Return the ranks' tensors, concatenated along `dim`."""
         with self._lock:
-            return self._shared.all_gather(self._stage.copy_out(x), dim).to(x.device)
+            return super().all_gather(self._stage.copy_out(x), dim).to(x.device)
 
     def gather(self, x: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
         """Return the result of `all_gather` on rank `dst`; None on the others."""
         with self._lock:
-            gathered = self._shared.gather(self._stage.copy_out(x), dst, dim)
+            gathered = super().gather(self._stage.copy_out(x), dst, dim)
             return None if gathered is None else gathered.to(x.device)
 
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
         """Overwrite `x` with that of rank `src`."""
         with self._lock:
-            return x.copy_(self._shared.broadcast(self._stage.copy_out(x), src))
+            return x.copy_(super().broadcast(self._stage.copy_out(x), src))
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of each rank's tensor, which has shape (world, ...)."""
         with self._lock:
-            return self._shared.all_to_all(self._stage.copy_out(x)).to(x.device)
+            return super().all_to_all(self._stage.copy_out(x)).to(x.device)
 
 
 def _direct(name: str, _device: torch.device) -> GroupCommunicator:
@@ -162,13 +136,9 @@ def _shm(name: str, device: torch.device) -> GroupCommunicator:
     return GroupCommunicator(name)
 
 
-def _staged(name: str, device: torch.device) -> StagedCommunicator:
-    return StagedCommunicator(GroupCommunicator(name), HostStage(device))
-
-
-COMMUNICATORS: Mapping[str, Callable[[str, torch.device], Communicator]] = {
+COMMUNICATORS: Mapping[str, Callable[[str, torch.device], GroupCommunicator]] = {
     "shm": _shm,
-    "staged": _staged,
+    "staged": StagedCommunicator,
     "pynccl": _direct,
 }
 """The communicators without a torch world, by their names in `Deployment.collectives`. Each is made

@@ -17,7 +17,6 @@ BACK_BOUNDS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 GAP_BOUNDS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 LANE_STATES = ("present", "woven", "paused")
-LOSS_REASONS = ("ended", "frozen", "start")
 
 
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

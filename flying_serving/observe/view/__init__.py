@@ -1,1 +1,1 @@
-"""The live view: rates of the last seconds, a page, a terminal."""
+"""The live view: rates of the last seconds, and its page."""

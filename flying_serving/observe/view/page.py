@@ -8,7 +8,17 @@ from functools import cache
 from importlib.resources import files
 
 STYLES = ("page.css",)
-SCRIPTS = ("formation.js", "figures.js", "splits.js", "switches.js", "page.js")
+_LAST = "page.js"
+"""The script that begins: it calls functions of the others."""
+SCRIPTS = (
+    *sorted(
+        path.name
+        for path in files(__package__).iterdir()
+        if path.name.endswith(".js") and path.name != _LAST
+    ),
+    _LAST,
+)
+"""All scripts that lie here."""
 
 
 def document(*, needs_key: bool) -> str:

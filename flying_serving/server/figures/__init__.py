@@ -6,4 +6,5 @@
 - a page of `/metrics`: `page.py`, made at each scrape by `metrics.py` beside this room
 - `GET /flying/status`: `status.py`; `GET /flying/view`: `state.py`; the trace of switches:
   `spans.py`
+- what answers say of single engines, as text: `notes.py`
 """

@@ -7,9 +7,10 @@ from typing import Any
 
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.metrics.histogram import Histogram
-from flying_serving.observe.metrics.table import BACK_BOUNDS_S, LOSS_REASONS
+from flying_serving.observe.metrics.table import BACK_BOUNDS_S
 from flying_serving.server.engine_record import EngineRecord, Loss
 
+REASONS = ("ended", "frozen", "start")
 KEPT = 100
 """The most changes of layout by losses that the live view shows."""
 
@@ -22,7 +23,7 @@ class Losses:
 
     def __init__(self, records: Sequence[EngineRecord]) -> None:
         self._records = records
-        self.counts = {record.engine: dict.fromkeys(LOSS_REASONS, 0) for record in records}
+        self.counts = {record.engine: dict.fromkeys(REASONS, 0) for record in records}
         self.back_s = Histogram(BACK_BOUNDS_S)
         self._regroupings: deque[dict[str, Any]] = deque(maxlen=KEPT)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from flying_serving.cli import top as command
 from flying_serving.cli.admin import app
-from flying_serving.observe.view.terminal import duration, room, top
+from flying_serving.cli.live_view import duration, room, top
 from flying_serving.server.engine_record import Loss
 from tests.unit.server.figures.states import look, losses_of, switched
 

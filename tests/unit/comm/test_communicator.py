@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.comm.communicator import COMMUNICATORS, Communicator
+from flying_serving.comm.communicator import COMMUNICATORS, GroupCommunicator
 from flying_serving.comm.shm import ShmGroup
 from flying_serving.comm.staging import HostStage
 from flying_serving.config import ONE_WORLD, Collectives
@@ -19,7 +19,7 @@ from flying_serving.errors import EngineLost
 
 CPU = torch.device("cpu")
 WORLD = 3
-CALLS: dict[str, Callable[[Communicator, torch.Tensor], Any]] = {
+CALLS: dict[str, Callable[[GroupCommunicator, torch.Tensor], Any]] = {
     "all_reduce": lambda communicator, x: communicator.all_reduce(x),
     "all_gather": lambda communicator, x: communicator.all_gather(x, 0),
     "all_gather of the last dimension": lambda communicator, x: communicator.all_gather(x),
@@ -30,7 +30,7 @@ CALLS: dict[str, Callable[[Communicator, torch.Tensor], Any]] = {
 
 
 @contextmanager
-def ranks_of(name: str) -> Iterator[list[Communicator]]:
+def ranks_of(name: str) -> Iterator[list[GroupCommunicator]]:
     """Yield the communicators of a group's ranks."""
     with TemporaryDirectory(dir="/dev/shm") as directory, ExitStack() as stack:
         communicators = [COMMUNICATORS[name](f"group of {name}", CPU) for _ in range(WORLD)]
@@ -41,7 +41,9 @@ def ranks_of(name: str) -> Iterator[list[Communicator]]:
         yield communicators
 
 
-def results(name: str, call: Callable[[Communicator, torch.Tensor], Any], xs: Any) -> list[Any]:
+def results(
+    name: str, call: Callable[[GroupCommunicator, torch.Tensor], Any], xs: Any
+) -> list[Any]:
     """Return the ranks' results for their tensors, each followed by the tensor as it is then."""
     with ranks_of(name) as communicators, ThreadPoolExecutor(WORLD) as threads:
         tensors = [x.clone() for x in xs]
@@ -61,7 +63,7 @@ def test_every_setting_without_one_torch_world_has_a_communicator() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_staged_collective_gives_the_bits_of_the_direct_one(
-    call: Callable[[Communicator, torch.Tensor], Any], dtype: torch.dtype
+    call: Callable[[GroupCommunicator, torch.Tensor], Any], dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     xs = [(100 * torch.randn(5, 7, generator=generator)).to(dtype) for _ in range(WORLD)]
@@ -90,7 +92,7 @@ def test_staged_result_outlives_the_next_collective() -> None:
 @pytest.mark.parametrize("name", sorted(COMMUNICATORS))
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_collective_of_a_group_without_memory_raises(
-    call: Callable[[Communicator, torch.Tensor], Any], name: str
+    call: Callable[[GroupCommunicator, torch.Tensor], Any], name: str
 ) -> None:
     communicator = COMMUNICATORS[name]("group of two", CPU)
     with pytest.raises(EngineLost, match="group of two is not whole"):

@@ -12,6 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from flying_serving.server.figures.notes import NOTED_BYTES, problems
+
 COLOURS = {1: "cyan", 2: "blue", 4: "yellow"}
 WIDEST_COLOUR = "magenta"
 SHOWN_SWITCHES = 8
@@ -26,7 +28,7 @@ def top(state: Mapping[str, Any]) -> RenderableType:
     """Return the whole view: the server, its groups, the last switches."""
     groups = [_group(state, group) for group in state["groups"]]
     below = [*_others(state), *_splits(state), _switches(state)]
-    return Group(_server(state), *_lost(state), Columns(groups, padding=(0, 1)), *below)
+    return Group(_server(state), *_problems(state), Columns(groups, padding=(0, 1)), *below)
 
 
 def _server(state: Mapping[str, Any]) -> RenderableType:
@@ -48,19 +50,12 @@ def _server(state: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _lost(state: Mapping[str, Any]) -> list[RenderableType]:
-    """Return a line for each lost engine."""
+def _problems(state: Mapping[str, Any]) -> list[RenderableType]:
+    """Return a line for each engine that does not serve."""
     return [
-        Text(f"degraded: {loss(one)}, {_ago(state['time'] - one['since'])} ago", style="red")
-        for one in state["lost"]
+        Text(f"degraded: {one.text}, {_ago(state['time'] - one.since)} ago", style="red")
+        for one in problems(state)
     ]
-
-
-def loss(one: Mapping[str, Any]) -> str:
-    """Return which engine is lost, why and how often, and the problem of its last start."""
-    often = f" ({one['losses']} losses so far)" if one["losses"] > 1 else ""
-    start = f"; last start: {one['start_problem']}" if one["start_problem"] else ""
-    return f"engine {one['engine']} is lost: {one['why']}{often}{start}"
 
 
 def _group(state: Mapping[str, Any], group: Mapping[str, Any]) -> Panel:
@@ -77,8 +72,9 @@ def _group(state: Mapping[str, Any], group: Mapping[str, Any]) -> Panel:
     )
     cells.add_row(*(_bar(kv or 0.0, CELL - 1, colour) for kv in usage))
     memory = [state["engines"][engine]["memory"] for engine in engines]
-    if any(one and one["lent_bytes"] for one in memory):
-        cells.add_row(*(f"{room(one['lent_bytes'])} lent" if one else "" for one in memory))
+    for name, word in NOTED_BYTES.items():
+        if any(one and one[name] for one in memory):
+            cells.add_row(*(f"{room(one[name])} {word}" if one else "" for one in memory))
     content = Group(
         f"{group['requests']} of {state['max_num_seqs']} requests",
         _bar(group["requests"] / state["max_num_seqs"], width - 1, colour),
