@@ -128,7 +128,7 @@ class Traps:
 
     def _install_blocks(self) -> None:
         from flying_serving.engine.group import Leader, Member
-        from flying_serving.memory.lending import LentBlocks
+        from flying_serving.memory.lent_blocks import LentBlocks
 
         def asked(leader: Any, *_: Any) -> None:
             if leader._answers == {}:

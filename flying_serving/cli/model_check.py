@@ -141,7 +141,7 @@ def _check(args: Any, config: Any) -> Checked:
     """
     from flying_serving.server.start.launch import places_in_words
     from flying_serving.server.start.support import choose_group_sizes
-    from flying_serving.worker.admission import anatomy, kv_plan, obstacles
+    from flying_serving.worker.weightless_model import anatomy, kv_plan, obstacles
 
     flying = parse_flying(config.additional_config[KEY])
     sizes, not_offered = choose_group_sizes(config, flying.group_sizes, obstacles)
@@ -183,7 +183,7 @@ def _shortened(args: Any, config: Any, whole: Any) -> tuple[Any, Any]:
     It takes the fewest layers that have every kind of layer among them. A shorter model may have
     other kinds, as when layers use the KV of others. Then it takes more layers, at most all.
     """
-    from flying_serving.worker.admission import anatomy
+    from flying_serving.worker.weightless_model import anatomy
 
     layers = _layers(config)
     fewer = max(FEWEST_LAYERS, 1 + max(whole.kinds.values(), default=0))

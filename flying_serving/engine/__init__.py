@@ -8,7 +8,7 @@
 - `requests.py`, `aging.py`: the lane of a request that comes, and its place in the queue.
 - `utilities.py`, `caches.py`, `ending.py`: calls of the API server; resets of prefix caches; the
   end of an engine.
-- `report.py`, `steps.py`, `tracing.py`: counts, times of steps, the trace.
+- `report.py`, `step_log.py`, `tracing.py`: counts, times of steps, the trace.
 - `channel.py`, `messages.py`, `membership.py`: messages between engines; which engines are there.
-- `lending.py`: blocks that lanes lend each other.
+- `block_lending.py`: blocks that lanes lend each other.
 """

@@ -19,7 +19,7 @@ from flying_serving.engine.lane_events import LaneEvents
 from flying_serving.engine.loop import EngineLoop, Instruments
 from flying_serving.engine.membership import Membership
 from flying_serving.engine.report import Report
-from flying_serving.engine.steps import StepLog, divide_steps
+from flying_serving.engine.step_log import StepLog, divide_steps
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.engine.utilities import EngineUtilities
 from flying_serving.layout.groups import aligned_group
@@ -35,7 +35,7 @@ from flying_serving.scheduling.batches import Batches
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.cache import block_bytes, groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.scheduler.scheduler import (
     block_hasher,
     make_scheduler,

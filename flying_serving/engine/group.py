@@ -22,7 +22,7 @@ from flying_serving.engine.messages import (
 from flying_serving.engine.outstanding import OutstandingSteps
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group
-from flying_serving.memory.lending import BorrowedBlocks, LentBlocks
+from flying_serving.memory.lent_blocks import BorrowedBlocks, LentBlocks
 from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.scheduler.failures import failures

@@ -16,7 +16,7 @@ from flying_serving.engine.sampled import SampledTokens, why_logprobs_differ
 from flying_serving.errors import CollectiveTimeout
 from flying_serving.log import logger
 from flying_serving.scheduling.arbiter import HOLD_S
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane, OutputUse, VoidStep
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane, OutputUse, VoidStep
 from flying_serving.vllm_adapter.request_kinds import post_step
 
 NOTES_POLL_S = 0.0005

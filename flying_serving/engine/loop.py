@@ -11,16 +11,16 @@ from vllm.v1.engine import EngineCoreOutputs
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import FlyingConfig
+from flying_serving.engine.block_lending import BlockLending
 from flying_serving.engine.group_steps import GroupSteps, LaunchedStep
 from flying_serving.engine.host import Host, Inbox
 from flying_serving.engine.lane import EngineLanes
-from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.membership import Incarnations, Membership
 from flying_serving.engine.messages import BeginAnew, Message, ReturnBlocks, RunStep
 from flying_serving.engine.report import Report
 from flying_serving.engine.requests import LaneRequests, route_of
 from flying_serving.engine.sampled import SampledTokens
-from flying_serving.engine.steps import StepLog
+from flying_serving.engine.step_log import StepLog
 from flying_serving.engine.tracing import EngineTrace
 from flying_serving.errors import EngineLost, IntegrityError
 from flying_serving.layout.groups import aligned_group

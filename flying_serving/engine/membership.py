@@ -18,7 +18,7 @@ from flying_serving.migration import transfer
 from flying_serving.migration.migrations import Migrations
 from flying_serving.migration.offers import PeerOffers
 from flying_serving.scheduling.arbiter import LaneArbiter
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 
 Incarnations = Sequence[int | None]
 """The incarnation of each engine; None: it is lost."""

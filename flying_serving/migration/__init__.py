@@ -6,7 +6,7 @@
   request continues. The first begins and ends arrivals, the second pulls their KV.
 - `arrival.py`: a request that arrives, and its phases.
 - `chunks.py`: how much is pulled next.
-- `plan.py`, `transfer.py`: which member copies which heads, and the copy.
+- `copy_plan.py`, `transfer.py`: which member copies which heads, and the copy.
 - `offers.py`, `messages.py`: the memory in which offers are published; messages between engines.
 - `host.py`: the engine around both sides.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from flying_serving.layout.groups import Group, KVSource
 from flying_serving.memory.arena import Address, Arena, announce, announced, map_peer
-from flying_serving.memory.lending import NULL_BLOCK
+from flying_serving.memory.lent_blocks import NULL_BLOCK
 
 ENTRIES = 4096
 """Numbers this far apart share an entry; the later one takes it, which revokes the earlier one."""

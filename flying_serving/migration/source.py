@@ -225,7 +225,7 @@ class Source:
     def advance(self, now_s: float) -> None:
         """Free retained KV that is overdue, or whose blocks requests of this engine need.
 
-        Requests that wait in a group ask its members for blocks first (`engine/lending.py`).
+        Requests that wait in a group ask its members for blocks first (`engine/block_lending.py`).
         """
         # time runs from the first call on: KV is retained in the middle of a step, maybe a long one
         for retained in self.retained.values():

@@ -17,7 +17,7 @@ from flying_serving.comm.pool import CommunicatorPool
 from flying_serving.layout.groups import Group, aligned_group
 from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.memory.peers import KVViews, PeerKV
-from flying_serving.migration.plan import copies, rank_of
+from flying_serving.migration.copy_plan import copies, rank_of
 from flying_serving.wire import MigrationRow
 
 REPETITIONS = 3

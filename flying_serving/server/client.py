@@ -30,7 +30,7 @@ from flying_serving.server.engines.supervisor import EngineSupervisor
 from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.server.start.settings import settings_of
-from flying_serving.vllm_adapter.api_server.channel import ClientChannel
+from flying_serving.vllm_adapter.api_server.client_channel import ClientChannel
 
 
 class FlyingClient(AsyncMPClient):

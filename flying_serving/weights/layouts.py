@@ -5,7 +5,7 @@ import torch
 from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.weights import loading
 from flying_serving.weights.lending.arena_placement import ArenaPlacement
 from flying_serving.weights.lending.device_pages import ALIGNED_BYTES, STAGED_BYTES, DevicePages

@@ -2,9 +2,9 @@
 
 - `worker.py`: vLLM's worker, which makes the lanes.
 - `lanes.py`: all lanes of a device, and what they share. A `DeviceLane` is in
-  `vllm_adapter/model_runner/lane.py`.
-- `admission.py`: the group sizes that a model admits, before any engine starts. `refusals.py`:
-  models that are refused once their layers are there.
+  `vllm_adapter/model_runner/device_lane.py`.
+- `weightless_model.py`: what a model tells before any engine starts, as the group sizes that it
+  admits. `refusals.py`: models that are refused once their layers are there.
 - `checks.py`, `selfcheck.py`, `token_check.py`, `compiled.py`, `graphs.py`: at start, lanes are
   compared with lane 1. `calibration.py`: steps are measured.
 - `parent.py`: the bond to the server's process.

@@ -16,8 +16,8 @@ from flying_serving.errors import LaneError
 from flying_serving.memory.kv_groups import KVGroups
 from flying_serving.parallelism import Parallelism
 from flying_serving.predict.probes import ENOUGH_S, Probe, probes
-from flying_serving.vllm_adapter.model_runner.batches import decode_steps, prefill_steps
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.made_up_steps import decode_steps, prefill_steps
 from flying_serving.wire import CalibrationRow
 
 REPETITIONS = 3

@@ -13,13 +13,13 @@ import torch
 
 from flying_serving.errors import ConfigError, GroupBroken, LaneError
 from flying_serving.parallelism import Parallelism
-from flying_serving.vllm_adapter.model_runner.batches import (
+from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.made_up_steps import (
     CHECK_REQUESTS,
     CHECK_TOKENS,
     check_steps,
 )
-from flying_serving.vllm_adapter.model_runner.compiled import is_compiled
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.rank_widths import (
     activations_by_width,
     widths_of_ranks,

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.model_runner.batches import check_steps
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.graphs import Captured, are_asked, bytes_of_groups
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.made_up_steps import check_steps
 from flying_serving.vllm_adapter.model_runner.stages import Kind
 from flying_serving.worker.compiled import allowed
 from flying_serving.worker.selfcheck import Difference, compare, record

@@ -19,7 +19,7 @@ from flying_serving.memory.shared_arena import SharedArena, share_arena
 from flying_serving.vllm_adapter.kv.heads import fewest_kv_heads
 from flying_serving.vllm_adapter.kv.views import alike_layers, views_of_lanes
 from flying_serving.vllm_adapter.model_runner.configuration import lane_config
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.token_parallel import TokenParallel, obstacle
 from flying_serving.weights.layouts import hide_compiled_products, shared_weights
 from flying_serving.weights.lending.lent_memory import LentMemory

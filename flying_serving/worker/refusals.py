@@ -1,7 +1,7 @@
 """Models that a worker refuses once it knows their layers."""
 
 from flying_serving.errors import Unsupported
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 
 
 def refuse_without_kv(lane1: DeviceLane) -> None:

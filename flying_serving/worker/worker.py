@@ -22,12 +22,12 @@ from flying_serving.memory.cuda_arena import CudaArena
 from flying_serving.memory.cuda_device import CudaDevice, cuda_driver
 from flying_serving.memory.kv_view import bytes_of
 from flying_serving.start_error import told_to_server
-from flying_serving.vllm_adapter.cpu_build import tiles
+from flying_serving.vllm_adapter.cpu_build import amx
 from flying_serving.vllm_adapter.distributed import nccl
 from flying_serving.vllm_adapter.distributed.world import TorchWorld
 from flying_serving.vllm_adapter.kv.cache import kv_memory_from
 from flying_serving.vllm_adapter.kv.windows import all_are_local
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.patches import installer, tensor_parallel
 from flying_serving.vllm_adapter.processes.queues import note_in
 from flying_serving.vllm_adapter.request_kinds import adapt_runner
@@ -278,7 +278,7 @@ class FlyingCPUWorker(LaneWorker, CPUWorker):
     ) -> None:
         deployment = deployment_of(vllm_config.additional_config)
         take_place(deployment, vllm_config.parallel_config.data_parallel_index, rank)
-        tiles.permit()
+        amx.permit()
         super().__init__(vllm_config, local_rank, rank, *args, **kwargs)
 
 

@@ -17,7 +17,7 @@ from flying_serving.config import Deployment
 from flying_serving.errors import EngineLost, ServerEnds
 from flying_serving.log import logger
 from flying_serving.server.engine_record import EngineRecord
-from flying_serving.vllm_adapter.api_server.channel import ClientChannel, idle
+from flying_serving.vllm_adapter.api_server.client_channel import ClientChannel, idle
 
 _NONE = object()
 """In place of the answer of an engine that is lost."""

@@ -36,7 +36,7 @@ from flying_serving.server.start.rundir import make_run_dir
 from flying_serving.server.start.support import ASYNC_GROUPS_KEY, adapt_caches, choose_group_sizes
 from flying_serving.vllm_adapter.model_runner.rank_widths import degrees_differ
 from flying_serving.vllm_adapter.scheduler.history import FOLLOWS_OUTPUTS, stateful_processors
-from flying_serving.worker.admission import obstacles
+from flying_serving.worker.weightless_model import obstacles
 
 _WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "flying_serving.worker.worker.FlyingCPUWorker",

@@ -23,7 +23,7 @@ _NAME = re.compile(r"[\w-][\w.:-]*(/[\w-][\w.:-]*)?")
 """A model's name on Hugging Face: `owner/model`, or `model` alone."""
 Obstacles = Callable[[Any, Sequence[int]], Mapping[int, str]]
 """Returns why a model does not admit some group sizes, each above 1: see
-`flying_serving.worker.admission.obstacles`.
+`flying_serving.worker.weightless_model.obstacles`.
 """
 
 

@@ -19,7 +19,7 @@ def _tokens_with_outstanding(request: Any) -> int:
 
 
 class SchedulerPool:
-    """`flying_serving.memory.lending.Pool` over the BlockPool of a `LaneScheduler`.
+    """`flying_serving.memory.lent_blocks.Pool` over the BlockPool of a `LaneScheduler`.
 
     `groups`: the lane's KV groups, which share the pool; None: one, of attention.
     """

@@ -12,7 +12,7 @@ from flying_serving.memory.kv_view import KVView, heads_of
 from flying_serving.memory.states import StateCut
 from flying_serving.vllm_adapter.kv.cache import layer_specs
 from flying_serving.vllm_adapter.kv.heads import kv_heads_of
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.recurrent.layers import cuts_of, groups_with_kv, states_of
 
 

@@ -29,7 +29,7 @@ from vllm.v1.attention.backend import AttentionType
 
 from flying_serving.vllm_adapter.distributed.coordinator import exchange
 from flying_serving.vllm_adapter.model_runner.compiled import is_compiled, uncompiled
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.rank_widths import (
     activations_by_width,
     widths_of_ranks,

@@ -267,7 +267,7 @@ SERVER_PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         "vllm.v1.engine.core_client:_process_utility_output(output, utility_results)",
-        _HOOKS + "api_server.channel:drop_unawaited",
+        _HOOKS + "api_server.client_channel:drop_unawaited",
         "a call that has ended is forgotten, and its answer may be on its way",
     ),
     Patch(

@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from flying_serving.config import LOAN_SHARE
 from flying_serving.errors import IntegrityError
-from flying_serving.memory.lending import LentBlocks
+from flying_serving.memory.lent_blocks import LentBlocks
 from flying_serving.memory.peers import KVBlocks
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
 from flying_serving.weights.lending import lent_memory

@@ -15,7 +15,7 @@ from flying_serving.config import Deployment
 from flying_serving.errors import Unsupported
 from flying_serving.memory.arena import PagedMemory
 from flying_serving.vllm_adapter.kv.cache import has_kv_alone
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.weights.lending.residency import WorkerWeights, in_order, weight_file_of
 from flying_serving.weights.units import Units
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flying_serving.cli import model_check
-from flying_serving.worker.admission import anatomy
+from flying_serving.worker.weightless_model import anatomy
 from tests.deep.cli.test_model_check import LAST_EXPERTS, configured
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")

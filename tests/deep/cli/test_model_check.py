@@ -13,7 +13,7 @@ from flying_serving.cli import model_check, serve
 from flying_serving.cli.model_check import findings
 from flying_serving.errors import ConfigError, Unsupported
 from flying_serving.memory.kv_groups import one_group
-from flying_serving.worker.admission import KVPlan, anatomy
+from flying_serving.worker.weightless_model import KVPlan, anatomy
 from harness import mxfp4_cpu
 from harness.forked import by_shell, run
 from harness.live import Server

@@ -18,13 +18,13 @@ PROMPT = list(range(3, 43))
 LENGTH = 24
 APART = """
 import os
-from flying_serving.vllm_adapter.model_runner import lane
-seed_of = lane.seed_of
+from flying_serving.vllm_adapter.model_runner import device_lane
+seed_of = device_lane.seed_of
 def other_on_one_member(seed, group, numbers):
     # after the first error the members begin anew, with one number more
     is_first = len(numbers) == len(group)
     return (seed_of(seed, group, numbers) + (os.getpid() if is_first else 0)) % 2**32
-lane.seed_of = other_on_one_member
+device_lane.seed_of = other_on_one_member
 """
 DEVICES_APART = """
 from flying_serving.worker import lanes

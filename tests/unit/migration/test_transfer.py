@@ -20,7 +20,7 @@ from flying_serving.memory.kv_groups import KVGroup, KVGroups
 from flying_serving.memory.kv_view import KVView
 from flying_serving.memory.peers import KVViews, PeerKV
 from flying_serving.memory.states import StateCut
-from flying_serving.migration.plan import WorkerId, rank_of
+from flying_serving.migration.copy_plan import WorkerId, rank_of
 from flying_serving.migration.transfer import REPETITIONS, measure, pull_beside_kv, pull_kv
 from flying_serving.wire import MigrationRow
 from tests.unit.memory.lanes import Kind, Model

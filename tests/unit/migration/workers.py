@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_groups import one_group
 from flying_serving.memory.peers import PeerKV, announce_kv
-from flying_serving.migration.plan import WorkerId
+from flying_serving.migration.copy_plan import WorkerId
 from tests.unit.memory.lanes import Memory, Model
 
 ENGINES, SIZES = 4, (1, 2, 4)

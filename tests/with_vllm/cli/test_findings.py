@@ -7,7 +7,7 @@ from typing import Any
 from flying_serving.cli.checks import Finding
 from flying_serving.cli.model_check import Checked, findings
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
-from flying_serving.worker.admission import KVPlan
+from flying_serving.worker.weightless_model import KVPlan
 
 
 def checked_of(**changes: Any) -> Checked:

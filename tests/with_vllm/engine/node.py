@@ -20,13 +20,13 @@ from vllm.v1.structured_output import StructuredOutputManager
 from flying_serving.comm.board import StepBoard
 from flying_serving.config import KEY, Deployment, FlyingConfig
 from flying_serving.engine.build import EngineSetup, Links, make_loop
-from flying_serving.engine.steps import StepLog
+from flying_serving.engine.step_log import StepLog
 from flying_serving.migration.transfer import map_peers, pull_kv, unmap_peers
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.vllm_adapter.keys import LANE_KEY
 from flying_serving.vllm_adapter.kv.cache import groups_of
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane, OutputUse
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane, OutputUse
 from flying_serving.vllm_adapter.scheduler.failures import why_failed
 from flying_serving.vllm_adapter.scheduler.scheduler import make_scheduler
 from tests.with_vllm.engine.inboxes import Inbox, Inboxes

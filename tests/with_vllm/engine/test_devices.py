@@ -4,7 +4,7 @@ import pytest
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from flying_serving.engine.sampled import OutputOfDevicesApart, answer_of
-from flying_serving.vllm_adapter.model_runner.lane import VoidStep
+from flying_serving.vllm_adapter.model_runner.device_lane import VoidStep
 
 
 def output_of(*tokens: list[int]) -> ModelRunnerOutput:

@@ -1,6 +1,6 @@
 """What groups divide in each step: the leader chooses by measurements, and all members follow."""
 
-from flying_serving.engine.steps import divide_steps
+from flying_serving.engine.step_log import divide_steps
 from flying_serving.parallelism import Parallelism
 from flying_serving.wire import CalibrationRow
 from tests.with_vllm.engine.node import Node, outputs

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from flying_serving.engine.group import ASK_AGAIN_S, in_physical_blocks
 from flying_serving.engine.messages import RunStep
 from flying_serving.layout.groups import aligned_group
-from flying_serving.memory.lending import NULL_BLOCK
+from flying_serving.memory.lent_blocks import NULL_BLOCK
 from harness.examples import examples
 from tests.with_vllm.engine.inboxes import Inboxes
 from tests.with_vllm.engine.pairs import Part, handle

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from flying_serving.engine.group import in_physical_blocks
-from flying_serving.memory.lending import NULL_BLOCK, LentBlocks
+from flying_serving.memory.lent_blocks import NULL_BLOCK, LentBlocks
 from tests.with_vllm.engine.schedulers import cached_requests, new_request
 from tests.with_vllm.memory.pools import PlainPool
 

@@ -17,7 +17,7 @@ from flying_serving.errors import EngineLost
 from flying_serving.layout.groups import aligned_group
 from flying_serving.migration import transfer
 from flying_serving.scheduling.arbiter import LaneArbiter
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from harness.examples import examples
 from tests.with_vllm.engine.pairs import GROUP, Pair, Part
 

@@ -5,7 +5,7 @@ A group may hold them for KV that nobody will pull any more.
 
 import pytest
 
-from flying_serving.engine.lending import RECALL_WAIT_S
+from flying_serving.engine.block_lending import RECALL_WAIT_S
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
 from tests.with_vllm.engine.node import Engine, Node, outputs
 from tests.with_vllm.vllm_adapter.lanes import make

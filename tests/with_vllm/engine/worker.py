@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.outputs import ModelRunnerOutput
 
 from flying_serving.parallelism import Parallelism
-from flying_serving.vllm_adapter.model_runner.lane import OutputUse, VoidStep
+from flying_serving.vllm_adapter.model_runner.device_lane import OutputUse, VoidStep
 from tests.with_vllm.vllm_adapter.lanes import BLOCK, token
 
 

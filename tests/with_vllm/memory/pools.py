@@ -13,8 +13,8 @@ from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 
 
 class PlainPool:
-    """The protocol `flying_serving.memory.lending.Pool` and nothing else; it notices what is given
-    twice.
+    """The protocol `flying_serving.memory.lent_blocks.Pool` and nothing else; it notices what is
+    given twice.
     """
 
     def __init__(self, blocks: int) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from flying_serving.engine.lending import RECALL_WAIT_S
+from flying_serving.engine.block_lending import RECALL_WAIT_S
 from tests.with_vllm.protocol.doubles import NOW_S, PAUSE_S, TICK_S
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from flying_serving.migration.transfer import pull_kv
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, LANE_KEY, MIGRATED_FROM_KEY, OFFER_KEY
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.weights.lending import lent_memory as lent
 from flying_serving.wire import EngineMemory
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler, Hooks, Request

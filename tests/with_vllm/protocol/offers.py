@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flying_serving.layout.groups import Group, KVSource
+from flying_serving.migration.copy_plan import copies
 from flying_serving.migration.offers import Offer
-from flying_serving.migration.plan import copies
 from tests.with_vllm.engine.schedulers import BLOCK
 from tests.with_vllm.protocol.memory import Memory
 

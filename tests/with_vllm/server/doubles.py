@@ -27,7 +27,7 @@ from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.client import until_the_end
 from flying_serving.server.engine_record import EnginePhase, Loss
 from flying_serving.server.shell import Shell
-from flying_serving.vllm_adapter.api_server.channel import ClientChannel
+from flying_serving.vllm_adapter.api_server.client_channel import ClientChannel
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
 from tests.unit.controller.model_settings import settings
 from tests.unit.policy.costs import costs, measured

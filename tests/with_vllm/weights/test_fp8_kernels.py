@@ -22,7 +22,7 @@ from flying_serving.vllm_adapter.patches import installer
 from flying_serving.weights.formats import kernel_of
 from flying_serving.weights.kinds import check_cuts
 from flying_serving.weights.share import SharedWeights
-from flying_serving.worker import admission
+from flying_serving.worker import weightless_model
 from harness.fp8_cpu.kernel import register
 from tests.with_vllm.weights.test_quantized import (
     NARROW,
@@ -133,7 +133,7 @@ def test_lanes_take_the_memory_of_stocks_model(shape: Shape, use: Use, tmp_path:
 @pytest.mark.parametrize("shape", [SMALL(quantized="fp8"), SMALL(quantized="fp8-static"), BLOCKS()])
 def test_groups_of_all_sizes_are_offered(shape: Shape, use: Use, tmp_path: Path) -> None:
     use()
-    assert admission.obstacles(configuration(tmp_path, shape, NARROW), (2, WIDEST)) == {}
+    assert weightless_model.obstacles(configuration(tmp_path, shape, NARROW), (2, WIDEST)) == {}
 
 
 REFUSED: dict[str, tuple[Shape, str]] = {

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.workspace import lock_workspace
 
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 
 SIZES = (1, 2, 4, 8, 16, 24)

@@ -12,7 +12,7 @@ from vllm.compilation.wrapper import TorchCompileWithNoGuardsWrapper
 from vllm.config import CompilationMode, VllmConfig
 
 from flying_serving.errors import LaneError
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.worker.checks import LaneChecks
 from flying_serving.worker.compiled import allowed, check_compiled, refusal
 from flying_serving.worker.selfcheck import Difference

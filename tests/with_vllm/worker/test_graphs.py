@@ -13,8 +13,8 @@ from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.v1.worker.workspace import current_workspace_manager, lock_workspace
 
 from flying_serving.errors import LaneError
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.graphs import Captured
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
 from flying_serving.vllm_adapter.weights.trees import world_of_one
 from flying_serving.worker.graphs import check_graphs, refusal, summary
 from flying_serving.worker.selfcheck import Difference

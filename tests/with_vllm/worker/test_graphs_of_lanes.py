@@ -12,8 +12,8 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from flying_serving.config import Collectives, Deployment, FlyingConfig
 from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.model_runner.configuration import lane_config
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.graphs import are_asked
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
 from flying_serving.worker.graphs import LaneGraphs
 from tests.with_vllm.worker.captured import CapturingV1, Groups, graph_configuration
 

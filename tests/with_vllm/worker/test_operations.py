@@ -18,7 +18,7 @@ from vllm.ir.op import IrOp
 from vllm.platforms import current_platform
 
 from flying_serving.vllm_adapter.model_runner.configuration import lane_config
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.weights.trees import first_of, world_of_one
 from tests.with_vllm.worker.captured import CapturingV1, Groups, graph_configuration
 

@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from flying_lab.tiny_models.checkpoint import make_model
 from flying_serving.vllm_adapter.model_runner.configuration import lane_config
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from harness.live import ROOT
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from flying_serving.comm.group_files import whole_groups
 from flying_serving.layout.groups import aligned_group
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.randomness import (
     LaneRandomness,
     seed_of,

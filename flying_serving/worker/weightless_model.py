@@ -1,5 +1,5 @@
-"""The group sizes that a model admits, from its real module tree, without weights and before any
-engine starts.
+"""What a model without weights tells before any engine starts: its parts, its KV blocks, and the
+group sizes that it admits. Its module tree is the real one.
 """
 
 import functools

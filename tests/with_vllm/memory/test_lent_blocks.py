@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from flying_serving.errors import IntegrityError
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.memory.lending import NULL_BLOCK, BorrowedBlocks, LentBlocks
+from flying_serving.memory.lent_blocks import NULL_BLOCK, BorrowedBlocks, LentBlocks
 from harness.examples import examples
 from tests.with_vllm.memory.pools import PlainPool, VllmPool
 

@@ -11,7 +11,7 @@ import pytest
 
 from flying_serving.errors import CollectiveTimeout, GroupBroken
 from flying_serving.parallelism import Parallelism
-from flying_serving.vllm_adapter.model_runner.lane import DeviceLane, OutputUse, VoidStep
+from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane, OutputUse, VoidStep
 from tests.with_vllm.worker.configurations import LLAMA, configuration
 
 

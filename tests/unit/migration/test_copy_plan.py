@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from flying_serving.layout.groups import Group, aligned_group
-from flying_serving.migration.plan import WorkerId, copies, rank_of
+from flying_serving.migration.copy_plan import WorkerId, copies, rank_of
 
 GROUPS: list[Group] = [
     aligned_group(engine, size) for size in (1, 2, 4, 8) for engine in range(0, 8, size)

@@ -16,8 +16,8 @@ from flying_serving.memory.kv_groups import one_group
 from flying_serving.server.start.support import adapt_caches
 from flying_serving.vllm_adapter.weights.trees import first_of, module_tree, world_of_one
 from flying_serving.weights.share import SharedWeights
-from flying_serving.worker import admission
-from flying_serving.worker.admission import KVPlan, anatomy, kv_plan, obstacles
+from flying_serving.worker import weightless_model
+from flying_serving.worker.weightless_model import KVPlan, anatomy, kv_plan, obstacles
 from harness.experts_cpu.kernel import register as experts_in_torch
 from harness.mxfp4_cpu.kernel import register
 from tests.with_vllm.weights.expert_cases import CASES as EXPERTS_IN_TRITON
@@ -271,6 +271,6 @@ def test_a_question_without_an_answer_ends_the_start(
     monkeypatch: pytest.MonkeyPatch, examine: Any, says: str
 ) -> None:
     monkeypatch.setattr(obstacles, "__wrapped__", examine)
-    monkeypatch.setattr(admission, "DEADLINE_S", 20.0 if examine is not _hangs else 1.0)
+    monkeypatch.setattr(weightless_model, "DEADLINE_S", 20.0 if examine is not _hangs else 1.0)
     with pytest.raises(ConfigError, match=f"^{says}$"):
         obstacles(VllmConfig(), (2,))

@@ -12,9 +12,9 @@ from harness.forked import ROOT
 PRODUCT = """
 import torch
 from vllm import _custom_ops
-from flying_serving.vllm_adapter.cpu_build import tiles
+from flying_serving.vllm_adapter.cpu_build import amx
 
-tiles.permit()
+amx.permit()
 weight = torch.randint(-(2**31), 2**31, (4, 128), dtype=torch.int32)
 scales = torch.ones(1, 64, dtype=torch.bfloat16)
 x = torch.randint(-2, 3, (3, 64)).to(torch.bfloat16)
@@ -40,4 +40,4 @@ def test_vllm_asks_for_no_tiles() -> None:
     """The reason for the correction, on a CPU that has some."""
     has_tiles = torch.cpu._is_amx_tile_supported()
     expected = -signal.SIGILL if has_tiles else 0
-    assert status_of(PRODUCT.replace("tiles.permit()", "")) == expected
+    assert status_of(PRODUCT.replace("amx.permit()", "")) == expected

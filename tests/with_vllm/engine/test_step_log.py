@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from flying_serving.comm.board import StepBoard
-from flying_serving.engine import steps
-from flying_serving.engine.steps import StepLog
+from flying_serving.engine import step_log
+from flying_serving.engine.step_log import StepLog
 from flying_serving.layout.groups import Group
 from flying_serving.vllm_adapter.scheduler.step_contents import contents
 from flying_serving.wire import StepRow
@@ -186,7 +186,7 @@ def test_the_oldest_steps_are_dropped_but_counted(
     board: StepBoard, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody may ever ask for them."""
-    monkeypatch.setattr(steps, "KEPT_STEPS", 3)
+    monkeypatch.setattr(step_log, "KEPT_STEPS", 3)
     scheduler, log = FakeScheduler(40), StepLog(board, clock)
     follow(log, (0,), scheduler)
     scheduler.add("a", prompt=1, max_tokens=10)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from flying_serving.engine.block_lending import BlockLending
 from flying_serving.engine.group import ASK_AGAIN_S
-from flying_serving.engine.lending import BlockLending
 from flying_serving.engine.messages import BlocksReserved, RecallBlocks, ReserveBlocks
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK

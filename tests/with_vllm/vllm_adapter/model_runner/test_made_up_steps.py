@@ -5,7 +5,7 @@ vocabulary.
 import pytest
 
 from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
-from flying_serving.vllm_adapter.model_runner.batches import CHECK_TOKENS, check_steps
+from flying_serving.vllm_adapter.model_runner.made_up_steps import CHECK_TOKENS, check_steps
 
 
 @pytest.mark.parametrize(("requests", "vocabulary"), [(1, 512), (8, 512), (8, 151936), (3, 7)])

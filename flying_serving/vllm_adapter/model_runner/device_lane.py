@@ -25,7 +25,6 @@ from flying_serving.layout.groups import Group
 from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.kv.lane_kv import LaneKV
 from flying_serving.vllm_adapter.lora.layers import wrap_layers
-from flying_serving.vllm_adapter.model_runner.batches import without_outputs
 from flying_serving.vllm_adapter.model_runner.compiled import (
     eager_operations,
     eager_priorities,
@@ -34,6 +33,7 @@ from flying_serving.vllm_adapter.model_runner.compiled import (
 )
 from flying_serving.vllm_adapter.model_runner.configuration import without_layers
 from flying_serving.vllm_adapter.model_runner.graphs import Captured, DecodeGraphs
+from flying_serving.vllm_adapter.model_runner.made_up_steps import without_outputs
 from flying_serving.vllm_adapter.model_runner.randomness import (
     LaneRandomness,
     seed_of,
