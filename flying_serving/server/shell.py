@@ -109,9 +109,9 @@ class Shell:
             return
         by_group: dict[Group, list[str]] = {}
         for request_id in request_ids:
-            group = self.controller.state.group_of(request_id) or self.controller.state.pool.keeper(
+            group = self.controller.state.group_of(
                 request_id
-            )
+            ) or self.controller.state.pool.kv_group(request_id)
             if group is not None:
                 by_group.setdefault(group, []).append(self.streams.engine_id(request_id))
             self.streams.close(request_id)
