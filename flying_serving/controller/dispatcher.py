@@ -37,8 +37,7 @@ class Dispatcher:
     def take_in(self, request: RequestState, now_s: float) -> None:
         """Let a request wait that has arrived.
 
-        If it needs a group, the group that the last switch formed for a long request is needed
-        again.
+        If it is long, the group that the last switch formed for a long request is needed again.
         """
         state = self._state
         state.pool.add(state.lengths.set_sizes_of_new(request, state.formable))
@@ -89,7 +88,7 @@ class Dispatcher:
     def _update_reservation(self, now_s: float) -> None:
         state = self._state
         state.reservation.update(
-            state.layout, state.loads, now_s, state.switches.joining, state.pool.firsts
+            state.layout, state.loads, now_s, state.switches.joining, state.pool.first_of_each_kind
         )
 
     def _group_for(

@@ -48,7 +48,7 @@ class FaultRecovery:
         self._changeover = changeover
         self.orphans = OrphanCounts()
         # by suspect, the time since which it waits for engines to come back
-        self._cornered_s: dict[str, float] = {}
+        self._waits_since_s: dict[str, float] = {}
 
     # ---- engines are lost
 
@@ -81,17 +81,17 @@ class FaultRecovery:
         if state.to_restore is None and is_fixed:
             state.to_restore = state.layout
         self._set_layout(state.layout)
-        self._note_cornered(now_s)
+        self._note_suspects_that_wait(now_s)
         return commands
 
     def fail_overdue_suspects(self, now_s: float) -> list[Command]:
         """Fail suspects that have waited for too long for engines to come back."""
-        if not self._cornered_s:
+        if not self._waits_since_s:
             return []
         overdue = [
             request
             for request in self._state.pool
-            if now_s - self._cornered_s.get(request.request_id, now_s) > MOST_WAIT_S
+            if now_s - self._waits_since_s.get(request.request_id, now_s) > MOST_WAIT_S
         ]
         return [
             self._fail(request, f"{_lost_while(request)}, and others are not back", now_s)
@@ -140,7 +140,7 @@ class FaultRecovery:
         for request in state.started.values():
             _trust(request, engine)
         state.pool.revise(lambda request: _trust(request, engine))
-        self._note_cornered(now_s)
+        self._note_suspects_that_wait(now_s)
 
     def take_restored(self) -> Layout | None:
         """Return the layout that is to be made again, once all its engines are there; only once.
@@ -180,12 +180,12 @@ class FaultRecovery:
         ]
         request.sizes = self._state.lengths.sizes(request, fitting, self._state.formable)
 
-    def _note_cornered(self, now_s: float) -> None:
+    def _note_suspects_that_wait(self, now_s: float) -> None:
         """Keep since when each suspect that waits may have none of the engines that are there."""
-        self._cornered_s = {
-            request.request_id: self._cornered_s.get(request.request_id, now_s)
+        self._waits_since_s = {
+            request.request_id: self._waits_since_s.get(request.request_id, now_s)
             for request in self._state.pool
-            if self._choice.is_cornered(request)
+            if self._choice.must_wait_for_engines(request)
         }
 
     # ---- suspects

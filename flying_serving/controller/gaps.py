@@ -53,8 +53,8 @@ class TokenGaps:
         self._token_at.pop(request_id, None)
 
     def worst_since(self, start_s: float) -> float:
-        """Return the longest gap in seconds since a time; of a gap that had begun before, the part
-        behind that time.
+        """Return the longest gap in seconds since a time; of a gap that had begun before it,
+        the part after it.
         """
         return max(
             (min(gap_s, end_s - start_s) for end_s, gap_s in self._gaps if end_s >= start_s),

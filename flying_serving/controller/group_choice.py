@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from flying_serving.controller.loads import GroupWork
-from flying_serving.controller.price import Visit
+from flying_serving.controller.price import Assignment
 from flying_serving.controller.requests import RequestState
 from flying_serving.controller.state import ClusterState
 from flying_serving.controller.suspicion import Suspicion
@@ -26,7 +26,7 @@ So it never lacks any, and few are stranded by a switch.
 class Score(NamedTuple):
     """A measure of a group for a request. The least score is the best; earlier fields decide first.
 
-    `price`: in request-seconds (`Visit.price_s`); without predictions, requests per engine.
+    `price`: in request-seconds (`Assignment.price_s`); without predictions, requests per engine.
     `kv_engines_missed`: engines with KV of the request outside the group; all, if it cannot
     migrate.
     `requests`: of the group.
@@ -130,7 +130,7 @@ class GroupChoice:
         is_narrower = len(group) < request.sizes[-1]
         return is_narrower or self.state.rooms.of_request(request, group) < most_tokens
 
-    def is_cornered(self, request: RequestState) -> bool:
+    def must_wait_for_engines(self, request: RequestState) -> bool:
         """Return whether a suspect has to wait until engines are back.
 
         It has to if each group that it might have includes the last engine.
@@ -139,7 +139,7 @@ class GroupChoice:
         if not request.suspicion.spares_last or not absent:
             return False
         size = request.sizes[0]
-        return not self._there(size) or size + len(absent) >= self.state.settings.engines
+        return not self._present_groups(size) or size + len(absent) >= self.state.settings.engines
 
     # ---- groups that suit a request
 
@@ -149,11 +149,11 @@ class GroupChoice:
         if request.is_suspect:
             groups = self._for_suspect(request)
         elif request.spec.degree is not None and not groups:
-            groups = self._there(request.sizes[0])
+            groups = self._present_groups(request.sizes[0])
         needed, rooms = request.needed_tokens, self.state.rooms
         return [group for group in groups if rooms.is_open(group) and rooms.tokens(group) >= needed]
 
-    def _there(self, size: int) -> list[Group]:
+    def _present_groups(self, size: int) -> list[Group]:
         """Return the groups of a size whose engines are there, in the layout or not."""
         every = Layout.uniform(self.state.settings.engines, size).groups
         return [group for group in every if self.state.absent_engines.isdisjoint(group)]
@@ -161,11 +161,12 @@ class GroupChoice:
     def _for_suspect(self, request: RequestState) -> list[Group]:
         """Return the groups for a request that may have killed engines: the narrowest that hold it.
 
-        Its last group is left out if there are others, as its loss may be noticed one engine after
-        the other. A group is left out as well if it has as many suspects as this one, or one of
-        them, may have beside it.
+        Groups with engines of its last group are left out if there are others: the server may find
+        these engines lost one after the other. So are groups with too many suspects (`_admits`).
         """
-        narrow = [] if self.is_cornered(request) else self._there(request.sizes[0])
+        narrow = (
+            [] if self.must_wait_for_engines(request) else self._present_groups(request.sizes[0])
+        )
         groups = [group for group in narrow if request.suspicion.avoids.isdisjoint(group)] or narrow
         return [group for group in groups if _admits(self.state.loads[group], request.suspicion)]
 
@@ -244,8 +245,8 @@ class GroupChoice:
         expected_tokens: float,
     ) -> float:
         """Return the price of a group for a request, arguments as of `_score`."""
-        drained, waits_in_queue = self._drained(group), not _is_halved(request)
-        visit = Visit(
+        drained, waits_in_queue = self._drained(group), not _asks_for_split(request)
+        assignment = Assignment(
             request,
             self.state.loads[group],
             drained,
@@ -255,8 +256,8 @@ class GroupChoice:
             waits_in_queue,
         )
         lane = lanes.get(len(group))
-        per_engine = (visit.running + visit.drained) / len(group)
-        return per_engine if lane is None else visit.price_s(lane)
+        per_engine = (assignment.running + assignment.drained) / len(group)
+        return per_engine if lane is None else assignment.price_s(lane)
 
     def _drained(self, group: Group) -> int:
         """Return the requests of older groups that the engines of a group step in between."""
@@ -269,19 +270,21 @@ class GroupChoice:
         )
 
 
-def _is_halved(request: RequestState) -> bool:
-    """Return whether a request says where it is split. Both of its groups count it, so that each
-    may seem full.
+def _asks_for_split(request: RequestState) -> bool:
+    """Return whether a request says where it is to be split. Both of its groups count it then, so
+    that each may seem full.
     """
     spec = request.spec
     return request.is_new and spec.split_at is not None and spec.may_change_group
 
 
 def _admits(work: GroupWork, suspicion: Suspicion) -> bool:
-    """Return whether a group may have one more suspect: fewer than each of them may have in its
-    group.
+    """Return whether a group may have one more suspect: its suspects, and this one, each have to
+    allow that many in their group (`Suspicion.max_suspects`).
     """
-    companies = [
-        request.suspicion.company for request in work.requests.values() if request.suspicion.company
+    limits = [
+        request.suspicion.max_suspects
+        for request in work.requests.values()
+        if request.suspicion.max_suspects
     ]
-    return all(len(companies) < company for company in (*companies, suspicion.company or 1))
+    return all(len(limits) < limit for limit in (*limits, suspicion.max_suspects or 1))

@@ -63,7 +63,7 @@ class TaskPool:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
-    def keeper(self, request_id: str) -> Group | None:
+    def kv_group(self, request_id: str) -> Group | None:
         """Return the group with the KV of a request that waits; None if it does not wait, or has
         none.
         """
@@ -74,7 +74,7 @@ class TaskPool:
         """Return the request that is offered a group next."""
         return self._next(now_s, frozenset())[0]
 
-    def firsts(self) -> list[RequestState]:
+    def first_of_each_kind(self) -> list[RequestState]:
         """Return the first request of each kind, by priority and arrival."""
         return [self._waiting[head[-1]] for head in self._heads(self._queues, ())]
 

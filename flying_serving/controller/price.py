@@ -17,8 +17,8 @@ SHORTEST_S = 1e-6
 
 
 @dataclass(frozen=True)
-class Visit:
-    """A request in a group, as it would be.
+class Assignment:
+    """A request in a group that it might get.
 
     Args:
         request: the request.
@@ -90,10 +90,9 @@ class Visit:
         return self._outputs * lane.step_s(0, self._count + 1, context_tokens)
 
     def _delay_s(self, lane: LaneFigures) -> float:
-        """Return the seconds that each request loses which runs there, as its steps have one more
-        sequence.
+        """Return the seconds that each running request loses, as its steps have one more sequence.
 
-        Its prompt is over in a few steps and is left out, as it delays some group wherever it goes.
+        The prompt is left out: it takes a few steps, and delays some group wherever it goes.
         """
         without_s = lane.step_s(0, self._count, 0)
         with_s = lane.step_s(0, self._count + 1, self.request.context_tokens)

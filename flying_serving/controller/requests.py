@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flying_serving.controller.suspicion import TRUSTED, Suspicion
 from flying_serving.layout.groups import Group, KVSource, Layout
-from flying_serving.policy.split import Planned
+from flying_serving.policy.split import PlannedLength
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class RequestState:
     committed_tokens: float = 0.0
     kv: KVSource | None = None
     offer: int | None = None
-    plan: Planned | None = None
+    plan: PlannedLength | None = None
     suspicion: Suspicion = TRUSTED
 
     @property
@@ -143,7 +143,7 @@ class RequestState:
     @property
     def is_suspect(self) -> bool:
         """True if it may be the cause of lost engines, in the group that it has or waits for."""
-        return self.suspicion.company is not None
+        return self.suspicion.max_suspects is not None
 
     @property
     def stays(self) -> bool:

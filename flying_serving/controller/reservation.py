@@ -106,7 +106,7 @@ class Reservation:
         *,
         patient: bool,
     ) -> bool:
-        """Return whether a group is not for a request, of which `booked_tokens` would be booked.
+        """Return whether a group is kept from a request, of which `booked_tokens` would be booked.
 
         An engine takes a `patient` request only if the kept room is left beside it. Three kinds are
         never kept out: urgent requests, requests for a degree, and suspects of killing engines.
@@ -141,12 +141,11 @@ class Reservation:
     def _is_to_part(
         self, group: Group, booked_tokens: float, loads: Loads, *, patient: bool
     ) -> bool:
-        """Return whether a wide group takes no more requests that are not long. It takes them
-        beside long ones. Where no engine is alone it takes them beside urgent ones too, which keep
-        it from parting.
+        """Return whether a wide group refuses a request that is not long, so that it can part.
 
-        Otherwise it takes none while a long request waits, and no more than let it part. Where
-        engines are alone, it takes none that is `patient`.
+        It refuses none beside long requests, which keep it from parting, nor beside urgent ones
+        where no engine is alone. Otherwise it refuses all while a long request waits, `patient`
+        ones where engines are alone, and those with which it would need too much memory to part.
         """
         work = loads[group]
         if work.wide or (work.urgent and self._is_all_wide):

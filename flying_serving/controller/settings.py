@@ -14,8 +14,8 @@ from flying_serving.predict.work import Objective
 
 
 def beside_steps(kv_tokens: int, step_tokens: int, max_model_len: int) -> int:
-    """Return the tokens of a request that a group has room for beside a step of `step_tokens`, of
-    `kv_tokens` that it holds. No step goes beyond the model's length.
+    """Return the tokens that a request may have in a group of `kv_tokens`, so that its next step of
+    `step_tokens` fits. No step goes beyond the model's length.
     """
     return kv_tokens if kv_tokens >= max_model_len else kv_tokens - step_tokens + 1
 
@@ -31,10 +31,10 @@ class Capacity:
         lent_tokens: that a widest group holds with extra room, while it lends its weights to its KV
             cache; 0 if none does.
         spare: sizes that there are only while an engine is lost; no client may ask for them.
-        request_blocks: that each request takes whatever its length, beside its KV. `kv_tokens` are
-            those beside the ones of one request.
-        step_tokens: most tokens of a step of a request that decodes. A group has room for those
-            beyond one beside `kv_tokens`, unless these are all that a request can have.
+        request_blocks: that each request takes whatever its length, beside its KV; those of one
+            request are left out of `kv_tokens`.
+        step_tokens: most tokens of a step of a request that decodes; all but one are left out of
+            `kv_tokens`, unless a group holds the longest request anyway.
     """
 
     kv_tokens: Mapping[int, int]
@@ -84,7 +84,7 @@ class Capacity:
         return {**self.kv_tokens, widest: max(self.kv_tokens[widest], self.lent_tokens)}
 
     def request_tokens(self, size: int) -> int:
-        """Return the tokens of KV of whose room each request takes beside its own, in a group of a
+        """Return the KV that each request takes whatever its length, in tokens of a group of a
         size.
         """
         return self.request_blocks * self.block_tokens.get(size, 0)
@@ -92,7 +92,7 @@ class Capacity:
     def in_blocks(self, size: int, tokens: float) -> float:
         """Return the tokens of KV that a request of some tokens takes in a group of a size.
 
-        Where each request takes some, these are large, and it takes whole ones.
+        Where requests take `request_blocks`, blocks are large, and the last one counts as a whole.
         """
         if not self.request_blocks:
             return tokens

@@ -45,7 +45,7 @@ def _next_requests(state: ClusterState, now_s: float) -> list[RequestState]:
     wait for shorter ones: return the first of each kind then.
     """
     if state.settings.policy.joins_for_long:
-        return state.pool.firsts()
+        return state.pool.first_of_each_kind()
     first = state.pool.first(now_s)
     return [] if first is None else [first]
 

@@ -18,7 +18,7 @@ from flying_serving.controller.requests import RequestState
 from flying_serving.controller.splits import Split, virtual_batch
 from flying_serving.controller.state import ClusterState
 from flying_serving.layout.groups import Group, Layout
-from flying_serving.policy.split import Planned, Rest, Terms, is_better_elsewhere, plan
+from flying_serving.policy.split import PlannedLength, Rest, SplitCosts, is_better_elsewhere, plan
 from flying_serving.predict.work import LaneFigures
 
 MOST_AT_ONCE = 16
@@ -54,7 +54,7 @@ class Splitter:
         second = None
         if lanes and self._may_split(request):
             if request.spec.split_at is None:
-                request.plan = Planned(self._state.lengths.planned_outputs(request))
+                request.plan = PlannedLength(self._state.lengths.planned_outputs(request))
             second = self._second(request, group, lanes, reserved)
         if second is None:
             return [start(request, group, lanes)]
@@ -105,8 +105,8 @@ class Splitter:
         if not self._plans:
             return []
         state = self._state
-        longer = list(islice(filter(self._is_longer, state.started.values()), MOST_AT_ONCE))
-        others = (one for one in state.splits.open.items() if self._is_otherwise(*one))
+        longer = list(islice(filter(self._outgrew_its_plan, state.started.values()), MOST_AT_ONCE))
+        others = (one for one in state.splits.open.items() if self._differs_from_its_plan(*one))
         ahead = list(islice(others, MOST_AT_ONCE))
         if not longer and not ahead:
             return []
@@ -175,17 +175,17 @@ class Splitter:
         spec, loads = request.spec, self._state.loads
         outputs = self._state.lengths.planned_outputs(request)
         batches = virtual_batch(loads[first]), virtual_batch(loads[second])
-        made = plan(spec.prompt_tokens, outputs, *batches, self._terms(first, second, lanes))
-        request.plan = Planned(outputs, made.probes)
+        made = plan(spec.prompt_tokens, outputs, *batches, self._costs(first, second, lanes))
+        request.plan = PlannedLength(outputs, made.probes)
         is_inside = made.split < spec.prompt_tokens + outputs
         return made.split if is_inside else spec.prompt_tokens + spec.max_output_tokens
 
-    def _terms(self, first: Group, second: Group, lanes: Mapping[int, LaneFigures]) -> Terms:
+    def _costs(self, first: Group, second: Group, lanes: Mapping[int, LaneFigures]) -> SplitCosts:
         """Return what steps in two groups cost, and a handoff from the first to the second."""
         settings, handoff = self._state.settings, lanes[len(second)].migration
         assert handoff is not None
         block_tokens = settings.capacity.block_tokens.get(len(first), 1)
-        return Terms(lanes[len(first)], handoff, block_tokens, settings.tbt_slo_s)
+        return SplitCosts(lanes[len(first)], handoff, block_tokens, settings.tbt_slo_s)
 
     def _can_split(self, request: RequestState, at: int, first: Group, second: Group) -> bool:
         """Return whether both groups have something to do, and room for a further token at the
@@ -214,7 +214,7 @@ class Splitter:
 
     # ---- lengths that turn out otherwise
 
-    def _is_longer(self, request: RequestState) -> bool:
+    def _outgrew_its_plan(self, request: RequestState) -> bool:
         """Return whether a request has more tokens than it was planned for, and may be planned
         again: it decodes in a group of the layout.
         """
@@ -226,7 +226,7 @@ class Splitter:
         may_move = not request.stays and request.group in state.layout.groups
         return made.may_change and decodes and may_move
 
-    def _is_otherwise(self, request_id: str, split: Split) -> bool:
+    def _differs_from_its_plan(self, request_id: str, split: Split) -> bool:
         """Return whether a request that decodes ahead of its split is expected to have another
         length than planned, and may be planned again.
         """
@@ -252,7 +252,7 @@ class Splitter:
             Rest(request.context_tokens, left),
             virtual_batch(state.loads[here], request.request_id),
             virtual_batch(state.loads[there]),
-            self._terms(here, there, lanes),
+            self._costs(here, there, lanes),
         ):
             state.splits.counts.moved += 1
             recall = self._bookings.suspend(request, now_s, self._bookings.offer_kv(request))
@@ -276,6 +276,6 @@ class Splitter:
             Rest(split.at, max(1, left)),
             virtual_batch(state.loads[second], split.part.request_id),
             virtual_batch(state.loads[request.group], request.request_id),
-            self._terms(second, request.group, lanes),
+            self._costs(second, request.group, lanes),
         )
         return self.undo(request.request_id) if first_is_better else []

@@ -19,18 +19,18 @@ class Suspicion:
     Without any it is not suspected (`TRUSTED`).
 
     `losses`: engines that its groups have lost while they may have computed its prompt; engines
-    lost together count as one. `company`: the number of suspects that a group may have while it is
+    lost together count as one. `max_suspects`: the most suspects that a group may have while it is
     one of them. None: it is not suspected, since its engine was killed from outside, or it rests.
     `avoids`: the engines of the last of these groups, until one of them is back: others of them
     would have been lost by then.
 
     A suspicion *rests* once the group has given the request a token: what it does there kills no
     engine. The request stays in that group. In another one it is the same suspect. `rested`: its
-    `company` then.
+    `max_suspects` then.
     """
 
     losses: int = 0
-    company: int | None = None
+    max_suspects: int | None = None
     avoids: frozenset[int] = frozenset()
     rested: int | None = None
 
@@ -43,13 +43,13 @@ class Suspicion:
 
     def resting(self) -> Suspicion:
         """Return the suspicion of the request once its group has given it a token."""
-        if self.company is None:
+        if self.max_suspects is None:
             return self if self.rests else TRUSTED
-        return replace(self, company=None, rested=self.company)
+        return replace(self, max_suspects=None, rested=self.max_suspects)
 
     def awake(self) -> Suspicion:
         """Return the suspicion of the request once it has left its group."""
-        return replace(self, company=self.rested, rested=None) if self.rests else self
+        return replace(self, max_suspects=self.rested, rested=None) if self.rests else self
 
     @property
     def rests(self) -> bool:
@@ -59,12 +59,16 @@ class Suspicion:
     @property
     def spares_last(self) -> bool:
         """True if it gets no group without which no engine is left."""
-        return self.losses > 1 and self.company is not None
+        return self.losses > 1 and self.max_suspects is not None
 
     @property
     def trial(self) -> Trial | None:
         """The fields that decide which groups may have it; None if it is not suspected."""
-        return None if self.company is None else (self.spares_last, self.company, self.avoids)
+        return (
+            None
+            if self.max_suspects is None
+            else (self.spares_last, self.max_suspects, self.avoids)
+        )
 
     def without(self, engine: int) -> Suspicion:
         """Return the same suspicion once an engine is back."""
@@ -72,13 +76,13 @@ class Suspicion:
 
     @property
     def is_certain(self) -> bool:
-        """True if its group was lost again when it might have no other suspect beside it: it is
-        tried no more.
+        """True if its group was lost again, in which it might have no other suspect beside it: it
+        is not tried again.
 
         Prompts that had begun there meanwhile do not count. Otherwise a request that kills engines
         could have new ones beside it each time.
         """
-        return self.company == 0
+        return self.max_suspects == 0
 
 
 TRUSTED = Suspicion()
@@ -92,8 +96,8 @@ def suspected(before: Suspicion, suspects: int, group: frozenset[int]) -> Suspic
     log2(suspects) losses, even if others come to its groups meanwhile.
     """
     before = before.awake()
-    if before.company is None:
-        company = max(1, suspects // 2)
+    if before.max_suspects is None:
+        max_suspects = max(1, suspects // 2)
     else:
-        company = min(before.company, suspects) // 2
-    return Suspicion(before.losses + 1, company, group)
+        max_suspects = min(before.max_suspects, suspects) // 2
+    return Suspicion(before.losses + 1, max_suspects, group)

@@ -175,7 +175,7 @@ def _decide_for_needs(snapshot: Snapshot, needs: Sequence[Need], objective: Obje
         if best is not None and predicted[layout] >= best[0]:
             break
         considered = switching.costs(
-            needy, layout, objective, ranking.measure, urgent=urgent, there=predicted[layout]
+            needy, layout, objective, ranking.measure, urgent=urgent, figure=predicted[layout]
         )
         total = predicted[layout] + min(considered.values())
         if best is None or total < best[0]:
@@ -219,9 +219,9 @@ def _decide_for_load(snapshot: Snapshot, needs: Sequence[Need], objective: Objec
     found = Decision(layout, "", reason, gain, cost=0.0)
     needed = least_gain(stay, 0.0, snapshot, sooner)
     if gain > needed:
-        there = ranking.figures()[layout]
+        figure = ranking.figures()[layout]
         considered = switching.costs(
-            snapshot, layout, objective, ranking.measure, urgent=False, there=there
+            snapshot, layout, objective, ranking.measure, urgent=False, figure=figure
         )
         found = switching.decision(snapshot, layout, reason, gain, considered)
         needed = least_gain(stay, found.cost, snapshot, sooner)

@@ -89,8 +89,8 @@ class VirtualBatch:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The figures that are the same for all requests: both groups' lane, and the cost of a handoff.
+class SplitCosts:
+    """The costs that are the same for all requests: of steps in both groups, and of a handoff.
 
     `handoff`: of KV that is pulled behind the computation, so that a request waits only for the
     last chunk. `block_tokens`: in one KV block. `target_s`: for the time between two tokens, which
@@ -154,7 +154,7 @@ class Plan:
 
 
 def plan(
-    prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, terms: Terms
+    prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, costs: SplitCosts
 ) -> Plan:
     """Plan the split of a request, to be sent to A and B now.
 
@@ -166,9 +166,9 @@ def plan(
     Args:
         prompt_tokens, output_tokens: of the request, the latter as expected; both at least 1.
         a, b: the work of the two groups.
-        terms: the costs of steps and handoffs.
+        costs: the costs of steps and handoffs.
     """
-    search = _Search(prompt_tokens, output_tokens, a, b, terms)
+    search = _Search(prompt_tokens, output_tokens, a, b, costs)
     total = prompt_tokens + output_tokens
     start, low, high = search.probe(prompt_tokens), search.probe(0), search.probe(total)
     whole = min(low, high, key=lambda one: one.last_s)
@@ -181,7 +181,7 @@ def plan(
         best = min(start, middle, key=lambda one: one.last_s)
     alone_s = search.alone_s
     whole_s, finish_s = max(alone_s, whole.last_s), max(alone_s, best.last_s)
-    least_s = max(terms.handoff_s(best.split, prompt_tokens), TOLERANCE * whole_s)
+    least_s = max(costs.handoff_s(best.split, prompt_tokens), TOLERANCE * whole_s)
     gains = 0 < best.split < total and whole_s - finish_s > least_s
     return Plan(
         best.split if gains else whole.split, finish_s if gains else whole_s, whole_s, search.probes
@@ -189,8 +189,8 @@ def plan(
 
 
 @dataclass(frozen=True)
-class Planned:
-    """What a request was planned for.
+class PlannedLength:
+    """The length that a request was planned for.
 
     `output_tokens`: its expected length. `probes`: splits that were tried for it. `is_revised`:
     True if it was planned again while it ran.
@@ -209,9 +209,9 @@ class Planned:
         """Return whether an expected length is another one than planned."""
         return abs(output_tokens - self.output_tokens) > DEVIATION * self.output_tokens
 
-    def again(self, output_tokens: int) -> "Planned":
+    def again(self, output_tokens: int) -> "PlannedLength":
         """Return what it is planned for the next time."""
-        return Planned(output_tokens, self.probes + PROBES_AGAIN, is_revised=True)
+        return PlannedLength(output_tokens, self.probes + PROBES_AGAIN, is_revised=True)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,9 @@ class Rest:
     tokens_left: float
 
 
-def is_better_elsewhere(rest: Rest, here: VirtualBatch, there: VirtualBatch, terms: Terms) -> bool:
+def is_better_elsewhere(
+    rest: Rest, here: VirtualBatch, there: VirtualBatch, costs: SplitCosts
+) -> bool:
     """Return whether the rest of a request should be computed there, and not here.
 
     Both groups then have to finish sooner, by more than the pull of its whole KV takes and by more
@@ -235,13 +237,13 @@ def is_better_elsewhere(rest: Rest, here: VirtualBatch, there: VirtualBatch, ter
     Args:
         rest: of the request.
         here, there: the work of both groups, without this request.
-        terms: the costs of steps and handoffs.
+        costs: the costs of steps and handoffs.
     """
     has_rest_here = here.with_sequence(rest.context_tokens, rest.tokens_left)
     has_rest_there = there.with_sequence(rest.context_tokens, rest.tokens_left)
-    stay_s = max(terms.finish_s(has_rest_here), terms.finish_s(there))
-    move_s = max(terms.finish_s(here), terms.finish_s(has_rest_there))
-    least_s = max(terms.handoff.seconds(rest.context_tokens), TOLERANCE * stay_s)
+    stay_s = max(costs.finish_s(has_rest_here), costs.finish_s(there))
+    move_s = max(costs.finish_s(here), costs.finish_s(has_rest_there))
+    least_s = max(costs.handoff.seconds(rest.context_tokens), TOLERANCE * stay_s)
     return stay_s - move_s > least_s
 
 
@@ -271,18 +273,23 @@ class _Search:
     """The splits of one request that are tried; `probes` counts them."""
 
     def __init__(
-        self, prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, terms: Terms
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        a: VirtualBatch,
+        b: VirtualBatch,
+        costs: SplitCosts,
     ) -> None:
         self._prompt_tokens = prompt_tokens
         self._output_tokens = output_tokens
-        self._a, self._b, self._terms = a, b, terms
+        self._a, self._b, self._costs = a, b, costs
         self.probes = 0
 
     def snap(self, split: float) -> int:
         """Return a token of the request near `split`: inside the prompt the nearest edge of a
         block.
         """
-        block = self._terms.block_tokens
+        block = self._costs.block_tokens
         if split < self._prompt_tokens:
             return min(self._prompt_tokens, block * round(split / block))
         return round(split)
@@ -299,13 +306,13 @@ class _Search:
             a.with_sequence(prompt, early, early / outputs),
             b.with_sequence(prompt + early, rest, rest / outputs),
         )
-        return _Probe(split, self._terms.finish_s(a), self._terms.finish_s(b))
+        return _Probe(split, self._costs.finish_s(a), self._costs.finish_s(b))
 
     @property
     def alone_s(self) -> float:
         """Seconds that the request takes on an idle group."""
         alone = VirtualBatch().with_prompt(self._prompt_tokens, 0)
-        prompt_s = self._terms.finish_s(alone)
-        return prompt_s + self._terms.finish_s(
+        prompt_s = self._costs.finish_s(alone)
+        return prompt_s + self._costs.finish_s(
             VirtualBatch().with_sequence(self._prompt_tokens, self._output_tokens)
         )

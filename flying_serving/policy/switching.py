@@ -15,7 +15,7 @@ from flying_serving.layout.groups import Group, Layout, aligned_group
 from flying_serving.policy.ranking import Measure, Ranking
 from flying_serving.policy.snapshot import LATER, Decision, GroupLoad, Snapshot
 from flying_serving.predict.forecast import Forecast, assess, capacity, first_per_s, forecast
-from flying_serving.predict.work import FREE, Interference, Objective, Work, weight
+from flying_serving.predict.work import NO_INTERFERENCE, Interference, Objective, Work, weight
 
 NO_LOAD = GroupLoad(0, 0.0, 0.0, 0.0)
 
@@ -189,7 +189,7 @@ class SwitchCandidate:
         paused_s = min(busy_s / max(1 - used, busy_s / horizon_s), horizon_s) * min(
             1.0, work.waiting + arriving
         )
-        return self.requests * paused_s + self.streaming_s + self.with_old(FREE)
+        return self.requests * paused_s + self.streaming_s + self.with_old(NO_INTERFERENCE)
 
     def later(self) -> float:
         """Return the cost if the present layout stays until the stragglers have ended, and all
@@ -271,20 +271,20 @@ def _slower(snapshot: Snapshot, layout: Layout) -> float:
 
 
 def _closed(
-    snapshot: Snapshot, layout: Layout, objective: Objective, measure: Measure, there: float
+    snapshot: Snapshot, layout: Layout, objective: Objective, measure: Measure, figure: float
 ) -> float:
     """Return the request-seconds of waiting for weights that are lent, during which the present
     layout stays.
 
     Until they are back a step of the new layout counts as longer, so that it has the present one's
-    capacity. `there`: the figure of `layout`.
+    capacity. `figure`: the figure of `layout`.
     """
     closed_s = snapshot.closed_s(layout)
     if closed_s <= 0.0:
         return 0.0
     until = Interference(woven_s=closed_s, overlap=max(0.0, _slower(snapshot, layout)))
     waiting = assess(layout, snapshot.lane_figures, snapshot.work, objective, until)
-    return max(0.0, measure(waiting) - there)
+    return max(0.0, measure(waiting) - figure)
 
 
 @dataclass(frozen=True)
@@ -335,37 +335,37 @@ def costs(
     measure: Measure,
     *,
     urgent: bool,
-    there: float | None = None,
+    figure: float | None = None,
 ) -> dict[str, float]:
     """Predict the request-seconds of a switch to `layout` by mode, beyond those if all requests
     were there already.
 
     One of the modes is LATER if `layout` has stragglers and the switch is not for `urgent`
     requests, whose first tokens count more. `measure`: the figure by which layouts are ranked.
-    `there`: that of `layout`, if it is known and no request is urgent.
+    `figure`: that of `layout`, if it is known and no request is urgent.
     """
     leave = leaving(snapshot, layout)
     if urgent:
         objective = replace(objective, urgency=weight(urgent=True))
-    if there is None or urgent:
-        there = measure(assess(layout, snapshot.lane_figures, snapshot.work, objective))
-    closed = _closed(snapshot, layout, objective, measure, there)
+    if figure is None or urgent:
+        figure = measure(assess(layout, snapshot.lane_figures, snapshot.work, objective))
+    closed = _closed(snapshot, layout, objective, measure, figure)
     if not leave:
         return {"weave": closed}
     candidate = SwitchCandidate.of(snapshot, layout, leave, objective, measure)
     # Requests that stand still cost their time at least, even if the fluid model gains later.
     modes = {
         "weave": candidate.weave(),
-        "migrate": max(candidate.migrate(), there + candidate.pause_s() * candidate.in_flight),
+        "migrate": max(candidate.migrate(), figure + candidate.pause_s() * candidate.in_flight),
     }
     # until stragglers have ended it is better to stay than to do nothing
     if urgent or not candidate.stragglers:
-        modes["sequential"] = max(candidate.sequential(), there + candidate.blocked())
+        modes["sequential"] = max(candidate.sequential(), figure + candidate.blocked())
     elif candidate.stragglers.keys() & set(snapshot.layout.groups):
         modes[LATER] = candidate.later()
     if urgent:  # no other request may pause running ones
         modes["hard"] = candidate.hard()
-    result = {mode: max(0.0, total - there) for mode, total in modes.items()}
+    result = {mode: max(0.0, total - figure) for mode, total in modes.items()}
     if candidate.size > 1 and _has_idle_member(snapshot, layout):
         result["soft"] = _soft(snapshot, candidate.size, candidate.last_s, objective.urgency)
     return {mode: cost + closed for mode, cost in result.items()}

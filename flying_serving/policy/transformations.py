@@ -39,10 +39,10 @@ def decide(snapshot: Snapshot, objective: Objective, *, has_price: bool = True) 
     found = None
     for least_size in sorted({need.least_size for need in unmet}, reverse=True):
         served = [need for need in unmet if need.least_size <= least_size]
-        way = _join(snapshot, served, objective, has_price=has_price)
-        if way is not None and way.is_made:
-            return way
-        found = found or way
+        joining = _join(snapshot, served, objective, has_price=has_price)
+        if joining is not None and joining.is_made:
+            return joining
+        found = found or joining
     return found
 
 
@@ -65,7 +65,7 @@ def _is_unmet(need: Need, layout: Layout) -> bool:
 def _join(
     snapshot: Snapshot, needs: Sequence[Need], objective: Objective, *, has_price: bool
 ) -> Decision | None:
-    """Return the switch that makes one more group for long requests. All ways to make it are
+    """Return the switch that makes one more group for long requests. All such layouts are
     compared, with the cost of the switch and what the layout is worth afterwards.
 
     It is made at any cost if no group is wide enough. One more group has a price: requests that
@@ -73,11 +73,11 @@ def _join(
     are left to join.
     """
     least_size = max(need.least_size for need in needs)
-    ways = [layout for layout in joined(snapshot) if _adds(snapshot.layout, layout, least_size)]
-    if not ways:
+    layouts = [layout for layout in joined(snapshot) if _adds(snapshot.layout, layout, least_size)]
+    if not layouts:
         return None
-    figures, considered = _compared(snapshot, ways, objective)
-    best = min(ways, key=lambda layout: figures[layout] + min(considered[layout].values()))
+    figures, considered = _compared(snapshot, layouts, objective)
+    best = min(layouts, key=lambda layout: figures[layout] + min(considered[layout].values()))
     reason = "; ".join(sorted({need.reason for need in needs}))
     found = switching.decision(snapshot, best, reason, math.inf, considered[best])
     found = replace(found, predicted=figures)
@@ -90,18 +90,18 @@ def _join(
 
 
 def _compared(
-    snapshot: Snapshot, ways: Sequence[Layout], objective: Objective
+    snapshot: Snapshot, layouts: Sequence[Layout], objective: Objective
 ) -> tuple[dict[Layout, float], dict[Layout, dict[str, float]]]:
     """Return the figure of the present layout and of others, and the costs of the switch to each of
     these by mode, but for waiting until long requests have ended.
     """
-    ranking = Ranking.of([snapshot.layout, *ways], snapshot, objective)
+    ranking = Ranking.of([snapshot.layout, *layouts], snapshot, objective)
     figures, measure = ranking.figures(), ranking.measure
     considered = {
         layout: switching.costs(
-            snapshot, layout, objective, measure, urgent=False, there=figures[layout]
+            snapshot, layout, objective, measure, urgent=False, figure=figures[layout]
         )
-        for layout in ways
+        for layout in layouts
     }
     for modes in considered.values():
         modes.pop(LATER, None)

@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from flying_serving.layout.groups import Layout
 from flying_serving.predict.rollout import FluidModel, GroupState
-from flying_serving.predict.work import FREE, Interference, LaneFigures, Objective, Work
+from flying_serving.predict.work import NO_INTERFERENCE, Interference, LaneFigures, Objective, Work
 
 _GRID = tuple(part / 32 for part in (1, 2, 4, 8, 16, 24, 32))
 """Ends of spans of time, as shares of the horizon: short at first, while a queue is worked off."""
@@ -44,7 +44,7 @@ def forecast(
     groups: int,
     work: Work,
     objective: Objective,
-    interference: Interference = FREE,
+    interference: Interference = NO_INTERFERENCE,
 ) -> Forecast:
     """Forecast `groups` groups of one size that share `work` evenly."""
     model = FluidModel.of(lane, groups, work, objective, interference)
@@ -75,7 +75,7 @@ def forecast(
 
 def first_per_s(lane: LaneFigures, groups: int, work: Work) -> float:
     """Return the first tokens per second of `groups` groups of one size while there is a queue."""
-    model = FluidModel.of(lane, groups, work, Objective(math.inf), FREE)
+    model = FluidModel.of(lane, groups, work, Objective(math.inf), NO_INTERFERENCE)
     running = min(model.max_running, max(1.0, (work.running + work.prompts) / groups))
     full_s = model.steps.times(running).full_s
     return groups * lane.max_num_batched_tokens / (work.prompt_tokens * full_s)
@@ -86,7 +86,7 @@ def evaluate(
     lanes: Mapping[int, LaneFigures],
     work: Work,
     objective: Objective,
-    interference: Interference = FREE,
+    interference: Interference = NO_INTERFERENCE,
 ) -> float:
     """Return the request-seconds of `assess`."""
     return assess(layout, lanes, work, objective, interference).request_seconds
@@ -97,7 +97,7 @@ def assess(
     lanes: Mapping[int, LaneFigures],
     work: Work,
     objective: Objective,
-    interference: Interference = FREE,
+    interference: Interference = NO_INTERFERENCE,
 ) -> Forecast:
     """Forecast a layout to which new work goes from now on, beside its running requests.
 

@@ -225,4 +225,4 @@ class Interference:
         return step_s + self.overlap * max(self.slice_s, step_s)
 
 
-FREE = Interference()
+NO_INTERFERENCE = Interference()

@@ -109,9 +109,9 @@ class Shell:
             return
         by_group: dict[Group, list[str]] = {}
         for request_id in request_ids:
-            group = self.controller.state.group_of(request_id) or self.controller.state.pool.keeper(
+            group = self.controller.state.group_of(
                 request_id
-            )
+            ) or self.controller.state.pool.kv_group(request_id)
             if group is not None:
                 by_group.setdefault(group, []).append(self.streams.engine_id(request_id))
             self.streams.close(request_id)
@@ -245,9 +245,9 @@ class Shell:
                 return [self._abort_in(group, self.streams.drop_part(request_id, offer))]
             # a Recall without an offer; `_retain` has those with one
             case Recall(request_id, group) | RevokeOffer(request_id, group):
-                return [self._abort_in(group, self.streams.recall(request_id))]
+                return [self._abort_in(group, self.streams.detach(request_id))]
             case Reject(request_id, waited_s, group):
-                queued = self.streams.recall(request_id)
+                queued = self.streams.detach(request_id)
                 message = f"the request waited {waited_s:.1f} s, longer than its queue_deadline_s"
                 self._fail(request_id, message, HTTPStatus.GATEWAY_TIMEOUT)
                 return [] if group is None else [self._abort_in(group, queued)]

@@ -112,8 +112,10 @@ class Streams:
         """Return the id of a request in the engine that runs it."""
         return self._streams[request_id].engine_id
 
-    def recall(self, request_id: str) -> str:
-        """Treat further outputs of the request's engine as stale. Returns its id there."""
+    def detach(self, request_id: str) -> str:
+        """Detach a request from its engine: further outputs from there are stale. Returns its id
+        there.
+        """
         stream = self._streams[request_id]
         if self._ids.pop(stream.engine_id, None) is not None:
             stream.past_ids.add(stream.engine_id)
@@ -128,7 +130,7 @@ class Streams:
             if not command.keeps:
                 return None
             return self.drop_part(command.request_id, command.offer), command.offer
-        return None if command.offer is None else (self.recall(command.request_id), command.offer)
+        return None if command.offer is None else (self.detach(command.request_id), command.offer)
 
     def dispatch(self, command: Dispatch) -> EngineCoreRequest | None:
         """Give a request an id in the engine of a group's leader. Returns the message for it: with

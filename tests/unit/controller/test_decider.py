@@ -118,13 +118,15 @@ def test_all_long_requests_that_find_no_room_need_another_group() -> None:
         add_waiting(state, name, spec)
     add_waiting(state, "degree", RequestSpec(150, 151, 1, degree=2))
     state.crowded_out = {(2, 4)}
-    needs = required_groups(state, state.pool.firsts(), 0)
+    needs = required_groups(state, state.pool.first_of_each_kind(), 0)
     assert [(need.least_size, need.crowded_out) for need in needs] == [(4, 0), (2, 2)]
     assert needs[1].reason == "context: no room for 2 requests of 2 engines beside others"
     state.crowded_out = {(2, 4), (4,)}
-    needs = required_groups(state, state.pool.firsts(), 0)
+    needs = required_groups(state, state.pool.first_of_each_kind(), 0)
     assert [(need.least_size, need.crowded_out) for need in needs] == [(4, 0), (2, 2), (4, 1)]
     for name in "ab":
         state.pool.remove(name)
     state.crowded_out = {(2, 4)}
-    assert [need.crowded_out for need in required_groups(state, state.pool.firsts(), 0)] == [0]
+    assert [
+        need.crowded_out for need in required_groups(state, state.pool.first_of_each_kind(), 0)
+    ] == [0]

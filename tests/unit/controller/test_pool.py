@@ -72,7 +72,7 @@ def test_one_kind_that_finds_no_room_does_not_hold_back_others() -> None:
 def test_a_suspect_that_finds_no_group_holds_back_none_tried_otherwise(
     other: Suspicion,
 ) -> None:
-    """Which groups it may have depends on its losses, its company and the engines that it
+    """Which groups it may have depends on its losses, its most suspects and the engines that it
     avoids.
     """
     pool, suspects = TaskPool(AGING_S), [state(0), state(1)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flying_serving.controller.group_choice import GroupChoice
 from flying_serving.controller.loads import GroupWork, Loads
-from flying_serving.controller.price import Visit
+from flying_serving.controller.price import Assignment
 from flying_serving.controller.requests import RequestSpec, RequestState
 from flying_serving.controller.settings import Capacity, Limits, Settings
 from flying_serving.controller.state import ClusterState
@@ -33,29 +33,29 @@ def request(prompt: int = 200, priority: int = 0) -> RequestState:
     return RequestState("new", RequestSpec(prompt, prompt, 1000, priority=priority), (1,), 0, 0.0)
 
 
-def visit(
+def assignment(
     one: RequestState, others: int = 0, urgent: int = 0, waiting: int = 0, tokens: int = 300
-) -> Visit:
-    """Return the visit of a request to a group where others run, and `waiting` prompt tokens are
-    not computed.
+) -> Assignment:
+    """Return the assignment of a request to a group where others run, and `waiting` prompt tokens
+    are not computed.
     """
     running = [request() for _ in range(others)] + [request(priority=-1) for _ in range(urgent)]
     work = GroupWork({str(number): state for number, state in enumerate(running)}, urgent=urgent)
     work.prompt_tokens, work.prefill_tokens = 200 * len(running), waiting
-    return Visit(one, work, 0, tokens, None)
+    return Assignment(one, work, 0, tokens, None)
 
 
 def test_an_idle_group_costs_the_latency_of_the_request() -> None:
     step_s = COST.step_s(0, 1, 200)
     expected_s = COST.step_s(200, 0, 0) + 100 * step_s
-    assert visit(request()).price_s(LANE) == pytest.approx(expected_s)
-    assert visit(request(priority=-1)).price_s(LANE) == pytest.approx(URGENCY * expected_s)
+    assert assignment(request()).price_s(LANE) == pytest.approx(expected_s)
+    assert assignment(request(priority=-1)).price_s(LANE) == pytest.approx(URGENCY * expected_s)
 
 
 def test_each_that_runs_loses_the_longer_steps() -> None:
     """So does an urgent one, and it counts as often as `URGENCY`."""
-    free = Visit(request(), GroupWork(), 0, 300, None)
-    crowded, pressed = visit(request(), others=4), visit(request(), others=3, urgent=1)
+    free = Assignment(request(), GroupWork(), 0, 300, None)
+    crowded, pressed = assignment(request(), others=4), assignment(request(), others=3, urgent=1)
     longer_s = COST.step_s(0, 5, 200) - COST.step_s(0, 4, 0)
     difference_s = pressed.price_s(LANE) - crowded.price_s(LANE)
     assert difference_s == pytest.approx((URGENCY - 1) * 100 * longer_s)
@@ -63,7 +63,10 @@ def test_each_that_runs_loses_the_longer_steps() -> None:
 
 
 def test_twice_the_time_to_the_first_token_is_twice_the_latency() -> None:
-    soon, late = visit(request(prompt=500), tokens=600), visit(request(prompt=500), tokens=600)
+    soon, late = (
+        assignment(request(prompt=500), tokens=600),
+        assignment(request(prompt=500), tokens=600),
+    )
     late = replace(late, work=GroupWork(prefill_tokens=700))
     first_s = late.first_token_s(LANE)
     assert first_s == pytest.approx(2 * soon.first_token_s(LANE), rel=1e-9)
@@ -74,7 +77,8 @@ def test_twice_the_time_to_the_first_token_is_twice_the_latency() -> None:
 def test_a_full_group_costs_the_wait_in_its_queue() -> None:
     """Until one of those that run has ended, and no more than that; twice for the second one."""
     nearly, full, more = (
-        visit(request(), others) for others in (MAX_NUM_SEQS - 1, MAX_NUM_SEQS, MAX_NUM_SEQS + 1)
+        assignment(request(), others)
+        for others in (MAX_NUM_SEQS - 1, MAX_NUM_SEQS, MAX_NUM_SEQS + 1)
     )
     queue_s = 100 * COST.step_s(0, MAX_NUM_SEQS, 200 * MAX_NUM_SEQS) / MAX_NUM_SEQS
     added_s = COST.step_s(200, MAX_NUM_SEQS, 0) - COST.step_s(200, MAX_NUM_SEQS - 1, 0)
@@ -88,7 +92,7 @@ def test_a_full_group_costs_the_wait_in_its_queue() -> None:
 
 def test_a_variant_that_is_not_loaded_waits_until_others_have_ended() -> None:
     """So a group comes first that runs it, or may load one more."""
-    free = visit(request(), others=2)
+    free = assignment(request(), others=2)
     free.work.variants.update([1, 1])
     one = replace(free, request=replace(request(), spec=replace(request().spec, variant=2)))
     usual_s = free.first_token_s(LANE)
@@ -101,13 +105,13 @@ def test_a_variant_that_is_not_loaded_waits_until_others_have_ended() -> None:
 def test_kv_that_migrates_costs_its_way_and_saves_the_prompt() -> None:
     one = request(prompt=2000)
     cost = MigrationCost(0.003, 1e-6)
-    moved = replace(visit(one, tokens=2100), migration=cost)
+    moved = replace(assignment(one, tokens=2100), migration=cost)
     assert moved.first_token_s(LANE) == pytest.approx(COST.step_s(1, 0, 0) + cost.seconds(2000))
 
 
 def test_a_lane_whose_steps_took_no_time_has_a_price() -> None:
     free = LaneFigures(StepCost(0.0, 0.0, 0.0, 0.0), MAX_NUM_SEQS, 1e6, STEP_TOKENS)
-    assert visit(request(), others=3, urgent=1).price_s(free) == 0.0
+    assert assignment(request(), others=3, urgent=1).price_s(free) == 0.0
 
 
 def test_a_group_with_an_urgent_request_is_left_to_it_at_a_price() -> None:
@@ -172,6 +176,6 @@ def test_no_request_waits_in_a_queue_beside_a_group_that_is_nearly_idle(
     one, tokens_at_end = request(prompt, -is_urgent), prompt + outputs
     group = choice.choose(one, APART, lanes, tokens_at_end)
     assert group is not None
-    first_s = Visit(one, running[group], 0, tokens_at_end, None).first_token_s(lanes[1])
-    here_s = Visit(one, running[(0,)], 0, tokens_at_end, None).first_token_s(lanes[1])
+    first_s = Assignment(one, running[group], 0, tokens_at_end, None).first_token_s(lanes[1])
+    here_s = Assignment(one, running[(0,)], 0, tokens_at_end, None).first_token_s(lanes[1])
     assert first_s <= here_s + URGENCY * lane.step_s(prompt, 0, 0)

@@ -30,27 +30,27 @@ def test_a_request_that_was_alone_twice_is_tried_no_more() -> None:
 
 def test_half_as_many_suspects_are_together_each_time() -> None:
     first = suspected(TRUSTED, 20, GROUP)
-    assert first.company == 10
-    assert suspected(first, 7, GROUP).company == 3
+    assert first.max_suspects == 10
+    assert suspected(first, 7, GROUP).max_suspects == 3
 
 
 def test_a_kill_from_outside_counts_from_the_second_on() -> None:
     killed = Suspicion.of_killed()
-    assert killed.company is None
+    assert killed.max_suspects is None
     assert suspected(killed, 8, GROUP) == Suspicion(2, 4, GROUP)
 
 
 def test_a_token_lets_a_suspicion_rest_until_the_request_leaves_its_group() -> None:
     """Then it is the same suspect: one that got tokens in between is found after as many losses."""
     found = suspected(TRUSTED, 4, GROUP)
-    for company in (1, 0):
+    for max_suspects in (1, 0):
         resting = found.resting()
         assert resting.rests
-        assert resting.company is None and not resting.is_certain
+        assert resting.max_suspects is None and not resting.is_certain
         assert resting.resting() == resting
         assert resting.awake() == found
         found = suspected(resting, 4, GROUP)
-        assert found.company == company
+        assert found.max_suspects == max_suspects
     assert (found.losses, found.is_certain) == (3, True)
 
 

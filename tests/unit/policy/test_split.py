@@ -12,9 +12,9 @@ from flying_serving.policy.split import (
     MOST_PROBES,
     PROBES_AGAIN,
     TOLERANCE,
-    Planned,
+    PlannedLength,
     Rest,
-    Terms,
+    SplitCosts,
     VirtualBatch,
     is_better_elsewhere,
     plan,
@@ -27,7 +27,7 @@ BLOCK = 16
 COST = StepCost(0.017, 1.3e-4, 1e-4, 1.7e-7, prefill_pair_s=1e-9)
 LANE = LaneFigures(COST, max_num_seqs=256, kv_tokens=200_000, max_num_batched_tokens=2048)
 CHEAP = MigrationCost(1e-4, 1e-6)
-TERMS = Terms(LANE, CHEAP, BLOCK, target_s=0.1)
+TERMS = SplitCosts(LANE, CHEAP, BLOCK, target_s=0.1)
 BATCHES = st.builds(
     VirtualBatch,
     prefill_tokens=st.floats(0, 1e5),
@@ -45,7 +45,7 @@ def test_a_split_is_a_token_of_the_request_found_in_four_probes(
     prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, target_s: float
 ) -> None:
     """Inside the prompt it is on the edge of a block. Two probes of six are left."""
-    found = plan(prompt_tokens, output_tokens, a, b, Terms(LANE, CHEAP, BLOCK, target_s))
+    found = plan(prompt_tokens, output_tokens, a, b, SplitCosts(LANE, CHEAP, BLOCK, target_s))
     assert 0 <= found.split <= prompt_tokens + output_tokens
     assert found.probes + PROBES_AGAIN <= MOST_PROBES == 6
     if found.split < prompt_tokens:
@@ -56,13 +56,13 @@ def test_a_split_is_a_token_of_the_request_found_in_four_probes(
 def test_a_split_is_predicted_to_gain_more_than_its_handoff(
     prompt_tokens: int, output_tokens: int, a: VirtualBatch, b: VirtualBatch, target_s: float
 ) -> None:
-    terms = Terms(LANE, CHEAP, BLOCK, target_s)
-    found = plan(prompt_tokens, output_tokens, a, b, terms)
+    costs = SplitCosts(LANE, CHEAP, BLOCK, target_s)
+    found = plan(prompt_tokens, output_tokens, a, b, costs)
     if found.split in (0, prompt_tokens + output_tokens):
         assert found.finish_s == found.whole_s
     else:
         gain_s = found.whole_s - found.finish_s
-        assert gain_s > terms.handoff_s(found.split, prompt_tokens)
+        assert gain_s > costs.handoff_s(found.split, prompt_tokens)
         assert gain_s > TOLERANCE * found.whole_s
 
 
@@ -70,7 +70,7 @@ def test_a_split_is_predicted_to_gain_more_than_its_handoff(
 def test_equal_groups_do_not_split_if_the_handoff_is_dear(
     prompt_tokens: int, output_tokens: int, both: VirtualBatch
 ) -> None:
-    dear = Terms(LANE, MigrationCost(1e6, 1e-3), BLOCK, 0.1)
+    dear = SplitCosts(LANE, MigrationCost(1e6, 1e-3), BLOCK, 0.1)
     found = plan(prompt_tokens, output_tokens, both, both, dear)
     assert found.split in (0, prompt_tokens + output_tokens)
 
@@ -161,8 +161,8 @@ def test_a_batch_takes_its_work_and_a_fixed_time_for_each_pass(
     or of a target that leaves 10 ms of a pass, and a tenth of its fixed time at least.
     """
     lane = LaneFigures(FEW, max_num_seqs=200, kv_tokens=200_000, max_num_batched_tokens=2048)
-    terms = Terms(lane, CHEAP, BLOCK, target_s)
-    assert terms.finish_s(batch) == pytest.approx(work_s + passes * (0.02 + 8e-3))
+    costs = SplitCosts(lane, CHEAP, BLOCK, target_s)
+    assert costs.finish_s(batch) == pytest.approx(work_s + passes * (0.02 + 8e-3))
 
 
 def test_groups_that_differ_by_less_than_a_second_are_balanced() -> None:
@@ -178,13 +178,13 @@ def test_groups_that_differ_by_less_than_a_second_are_balanced() -> None:
 def batches_asked(monkeypatch: pytest.MonkeyPatch) -> list[VirtualBatch]:
     """Return a list that gets each batch whose time is predicted from now on."""
     asked: list[VirtualBatch] = []
-    predict = Terms.finish_s
+    predict = SplitCosts.finish_s
 
-    def finish_s(terms: Terms, batch: VirtualBatch) -> float:
+    def finish_s(costs: SplitCosts, batch: VirtualBatch) -> float:
         asked.append(batch)
-        return predict(terms, batch)
+        return predict(costs, batch)
 
-    monkeypatch.setattr(Terms, "finish_s", finish_s)
+    monkeypatch.setattr(SplitCosts, "finish_s", finish_s)
     return asked
 
 
@@ -216,8 +216,8 @@ def test_a_rest_is_better_in_one_of_two_groups_at_most(
     rest: Rest, a: VirtualBatch, b: VirtualBatch, target_s: float
 ) -> None:
     """It would go to and fro otherwise."""
-    terms = Terms(LANE, CHEAP, BLOCK, target_s)
-    to_b, to_a = (is_better_elsewhere(rest, *both, terms) for both in ((a, b), (b, a)))
+    costs = SplitCosts(LANE, CHEAP, BLOCK, target_s)
+    to_b, to_a = (is_better_elsewhere(rest, *both, costs) for both in ((a, b), (b, a)))
     assert not (to_a and to_b)
 
 
@@ -233,12 +233,12 @@ def test_a_rest_leaves_a_group_whose_kv_memory_is_full() -> None:
     rest = Rest(5000, 2000)
     assert is_better_elsewhere(rest, full, half, TERMS)
     assert not is_better_elsewhere(rest, half, full, TERMS)
-    dear = Terms(LANE, MigrationCost(1e3, 1e-6), BLOCK, 0.1)
+    dear = SplitCosts(LANE, MigrationCost(1e3, 1e-6), BLOCK, 0.1)
     assert not is_better_elsewhere(rest, full, half, dear)
 
 
 def test_a_request_is_planned_again_as_often_as_its_probes_allow() -> None:
-    made = Planned(100, MOST_PROBES - PROBES_AGAIN)
+    made = PlannedLength(100, MOST_PROBES - PROBES_AGAIN)
     assert made.may_change
     again = made.again(300)
     assert (again.output_tokens, again.probes, again.is_revised) == (300, MOST_PROBES, True)
@@ -251,4 +251,4 @@ def test_a_request_is_planned_again_as_often_as_its_probes_allow() -> None:
 def test_an_expected_length_differs_by_more_than_a_quarter(
     output_tokens: int, differs: bool
 ) -> None:
-    assert Planned(100).differs_from(output_tokens) == differs
+    assert PlannedLength(100).differs_from(output_tokens) == differs

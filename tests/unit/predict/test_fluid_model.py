@@ -7,7 +7,7 @@ import pytest
 from flying_serving.predict.forecast import forecast
 from flying_serving.predict.rollout import LENGTHS_CV, MAX_UTILIZATION, FluidModel, GroupState
 from flying_serving.predict.steps import StepCost
-from flying_serving.predict.work import FREE, Interference, LaneFigures, Objective, Work
+from flying_serving.predict.work import NO_INTERFERENCE, Interference, LaneFigures, Objective, Work
 from tests.unit.policy.snapshots import OBJECTIVE
 
 STEP_S, PROMPT, OUTPUT, BUDGET = 0.1, 512.0, 40.0, 256
@@ -20,7 +20,7 @@ def model(most_requests: int = 64, groups: int = 1, token_s: float = 0.0) -> Flu
     two.
     """
     lane = LaneFigures(StepCost(STEP_S, token_s, 0.0, 0.0), most_requests, 10**6, BUDGET)
-    return FluidModel.of(lane, groups, Work(1.0, PROMPT, OUTPUT, 0.0), OBJECTIVE, FREE)
+    return FluidModel.of(lane, groups, Work(1.0, PROMPT, OUTPUT, 0.0), OBJECTIVE, NO_INTERFERENCE)
 
 
 def after(requests: float, inflow: float, span_s: float) -> float:

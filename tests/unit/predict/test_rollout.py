@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flying_serving.predict.forecast import forecast
 from flying_serving.predict.rollout import FluidModel, GroupState, miss
 from flying_serving.predict.steps import StepCost
-from flying_serving.predict.work import FREE, Interference, LaneFigures, Work
+from flying_serving.predict.work import NO_INTERFERENCE, Interference, LaneFigures, Work
 from harness.examples import examples
 from tests.unit.policy.costs import costs
 from tests.unit.policy.node import BLOCKS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, arrivals, serve
@@ -80,7 +80,7 @@ def test_an_older_group_gets_as_much_time() -> None:
 
 def test_admitted_requests_stream_their_whole_output() -> None:
     """Within the spans or after them."""
-    model = FluidModel.of(figures(1), 1, Work(1.0, PROMPT, OUTPUT, 0.0), OBJECTIVE, FREE)
+    model = FluidModel.of(figures(1), 1, Work(1.0, PROMPT, OUTPUT, 0.0), OBJECTIVE, NO_INTERFERENCE)
     states = [GroupState(0.0, queue, 0.0, 0.0) for queue in (0.0, 30.0)]
     for state in states:
         for span_s, rate in SPANS:
@@ -111,7 +111,7 @@ def test_steps_of_the_model_take_what_their_contents_cost() -> None:
     """
     cost = StepCost(0.02, 1e-3, 2e-3, 1e-6, 1e-4, 1e-5, prefill_pair_s=1e-8)
     lane = LaneFigures(cost, 64, 10**6, 512)
-    model = FluidModel.of(lane, 1, Work(1.0, 1280.0, 100.0, 0.0), OBJECTIVE, FREE)
+    model = FluidModel.of(lane, 1, Work(1.0, 1280.0, 100.0, 0.0), OBJECTIVE, NO_INTERFERENCE)
     decoding_tokens, before = 3 * (1280 + 50), (1280 - 512) / 2
     assert model.chunks == 2.5
     for taken, found in zip((0, 512, 512), model.steps.times(3.0), strict=True):
@@ -123,7 +123,7 @@ def test_a_step_of_one_short_prompt_is_not_full() -> None:
     """A full step has as many prompts as it takes."""
     cost = StepCost(0.02, 1e-3, 2e-3, 0.0)
     lane = LaneFigures(cost, 64, 10**6, 512)
-    model = FluidModel.of(lane, 1, Work(1.0, 128.0, 100.0, 0.0), OBJECTIVE, FREE)
+    model = FluidModel.of(lane, 1, Work(1.0, 128.0, 100.0, 0.0), OBJECTIVE, NO_INTERFERENCE)
     taken = [cost.step_s(tokens, 1, 0) for tokens in (0, 128, 512)]
     assert model.chunks == 1.0
     assert list(model.steps.times(1.0)) == pytest.approx(taken)

@@ -47,17 +47,17 @@ def test_the_group_that_offers_the_kv_is_named_with_the_number() -> None:
     streams, request = opened({"mine": 1})
     assert sent(streams, (0,)) == ("r", {"mine": 1})
     assert streams.note_tokens(EngineCoreOutput("r", [7]))
-    streams.recall("r")
+    streams.detach("r")
     assert sent(streams, (2, 3), KVSource((0,), 5)) == (
         "r+1",
         {"mine": 1, LANE_KEY: 2, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (0, 1, 5)},
     )
-    streams.recall("r")
+    streams.detach("r")
     assert sent(streams, (1,), KVSource((2, 3), 7)) == (
         "r+2",
         {"mine": 1, HISTORY_KEY: [7], MIGRATED_FROM_KEY: (2, 2, 7)},
     )
-    streams.recall("r")
+    streams.detach("r")
     assert sent(streams, (0, 1, 2, 3)) == ("r+3", {"mine": 1, LANE_KEY: 4, HISTORY_KEY: [7]})
     assert request.sampling_params.extra_args == {"mine": 1}
 
@@ -88,7 +88,7 @@ def test_a_request_migrates_before_its_first_token() -> None:
     """What was prefilled comes along; there is no history."""
     streams, request = opened()
     assert sent(streams, (0, 1)) == ("r", {LANE_KEY: 2})
-    streams.recall("r")
+    streams.detach("r")
     assert sent(streams, (3,), KVSource((0, 1), 1)) == ("r+1", {MIGRATED_FROM_KEY: (0, 2, 1)})
     assert request.sampling_params.extra_args is None
 
@@ -97,7 +97,7 @@ def test_output_of_the_old_group_is_stale() -> None:
     """From the recall on, also while the request waits for another group."""
     streams, _ = opened()
     sent(streams, (0,))
-    assert streams.recall("r") == "r"
+    assert streams.detach("r") == "r"
     assert not streams.note_tokens(EngineCoreOutput("r", [7]))
     sent(streams, (1,), KVSource((0,), 1))
     assert not streams.note_tokens(EngineCoreOutput("r", [7]))
@@ -166,7 +166,7 @@ def test_prefetched_request_goes_on_under_the_same_id() -> None:
     output = EngineCoreOutput("r", [7, 8], finish_reason=FinishReason.LENGTH)
     assert streams.note_tokens(output)
     assert streams.is_full(output)
-    streams.recall("r")
+    streams.detach("r")
     assert sent(streams, (1,), kv) == ("r~5", source | {HISTORY_KEY: [7, 8]})
     assert not streams.note_tokens(EngineCoreOutput("r", [9]))
     last = EngineCoreOutput("r~5", [9], finish_reason=FinishReason.LENGTH)
