@@ -123,15 +123,10 @@ def _configuration(args: Any) -> Any:
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from flying_serving.server.start.capabilities import refuse_unsupported
-    from flying_serving.server.start.experts import choose_expert_kernel
-    from flying_serving.server.start.support import adapt_caches
+    from flying_serving.server.start.launch import adapt
 
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-    flying = parse_flying(config.additional_config[KEY])
-    refuse_unsupported(config, flying, client_count=1)
-    adapt_caches(config)
-    choose_expert_kernel(config, flying)
+    adapt(config, client_count=1)
     return config
 
 
@@ -231,10 +226,7 @@ def _with_random_weights(args: Any, config: Any, layers: int, experts: dict[str,
     # without it, a step must take the longest prompt
     if config.scheduler_config.enable_chunked_prefill:
         changed.max_num_batched_tokens, changed.max_num_seqs = STEP_TOKENS, STEP_REQUESTS
-    if layers < _layers(config):
-        fewer = _fields_of_layers(config, layers)
-    else:
-        fewer = {}
+    fewer = _fields_of_layers(config, layers) if layers < _layers(config) else {}
     if fewer | experts:
         overrides = args.hf_overrides or {}
         changed.hf_overrides = _with_text_fields(overrides, config, fewer | experts)

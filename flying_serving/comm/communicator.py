@@ -6,7 +6,6 @@ from typing import Protocol
 
 import torch
 
-from flying_serving.comm.staging import HostStage
 from flying_serving.errors import GroupBroken
 
 
@@ -85,6 +84,28 @@ class GroupCommunicator:
         if self._group is None:
             raise GroupBroken(f"{operation}: {self.name} is not whole")
         return self._group
+
+
+class HostStage:
+    """Host memory through which the tensors of one device go out and come back. It grows as needed.
+
+    Each copy is over when its call returns. For CUDA the memory is pinned. Tensors of the CPU are
+    copied like those of any device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def copy_out(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a contiguous copy of `x` in host memory. The next call overwrites the copy."""
+        if self._memory.numel() < x.nbytes:
+            # a tensor made in inference mode could be written to in that mode only
+            with torch.inference_mode(False):
+                self._memory = torch.empty(
+                    x.nbytes, dtype=torch.uint8, device="cpu", pin_memory=self._pinned
+                )
+        return self._memory[: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
 
 
 class StagedCommunicator(GroupCommunicator):

@@ -24,7 +24,7 @@ from flying_serving.server.calls.adapters import AdapterLoads
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.clock import keep_time
 from flying_serving.server.engines.processes import CleanParent, EngineProcess
-from flying_serving.server.engines.shutdown import Shutdown, let_streams_end
+from flying_serving.server.engines.shutdown import let_requests_end, let_streams_end
 from flying_serving.server.engines.starter import EngineStarter
 from flying_serving.server.engines.supervisor import EngineSupervisor
 from flying_serving.server.metrics import ServerMetrics
@@ -180,14 +180,14 @@ class FlyingClient(AsyncMPClient):
     # ---- the end
 
     def end(self, timeout_s: float | None, outputs: Any) -> float | None:
-        """Let requests end before the engines do: see `Shutdown`. Returns the seconds that are left
-        for the engines.
+        """Let requests end before the engines do: see `let_requests_end`. Returns the seconds that
+        are left for the engines.
 
         If `timeout_s` is None, vLLM ends without having been told to, and nothing is done.
         """
         if timeout_s is None or self._calls.ending:
             return timeout_s
-        return Shutdown(self.shell, outputs).end(timeout_s)
+        return let_requests_end(self.shell, outputs, timeout_s)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Shut down as vLLM does, but end open streams with an error, where vLLM may wait for their

@@ -34,63 +34,60 @@ class ServerMetrics:
     """The metrics of one server, from its controller, its engines and its switches."""
 
     def __init__(self, shell: Shell) -> None:
-        self._calls = shell.calls
-        self._controller = shell.controller
-        self._weights = shell.weights
-        self._figures = shell.figures
-        self._losses = shell.losses
-        self._model_name = shell.model_config.served_model_name
-        self._max_model_len = shell.model_config.max_model_len
-        self._draining = shell.draining
+        self._shell = shell
         self._tally = SwitchTally()
         self._predictions = Predictions(shell.controller.settings.objective)
 
     def tick(self, now_s: float) -> None:
         """Follow the switches, and sample the requests that check predictions."""
-        for switch in self._tally.update(self._controller.state.switches.kept):
+        for switch in self._tally.update(self._shell.controller.state.switches.kept):
             self._predictions.begun(switch)
         if self._predictions.watching:
             self._predictions.sample(
-                [*self._controller.state.pool, *self._controller.state.started.values()], now_s
+                [
+                    *self._shell.controller.state.pool,
+                    *self._shell.controller.state.started.values(),
+                ],
+                now_s,
             )
 
     def load(self) -> NodeLoad:
         """Return the load of the whole node at this moment."""
-        return node_load(self._controller.state, self._max_model_len)
+        return node_load(self._shell.controller.state, self._shell.model_config.max_model_len)
 
     def node_series(self) -> list[Metric]:
         """Return vLLM's gauges of the load as series of the node, where --node-metrics asks for
         them.
         """
         return (
-            node_series(self.load(), self._model_name)
-            if self._calls.deployment.flying.node_metrics
+            node_series(self.load(), self._shell.model_config.served_model_name)
+            if self._shell.calls.deployment.flying.node_metrics
             else []
         )
 
     async def page(self) -> Page:
         """Return the metrics of this moment."""
-        if asked := self._figures.ask(self._calls.engines):
+        shell, deployment = self._shell, self._shell.calls.deployment
+        if asked := shell.figures.ask(shell.calls.engines):
             await asyncio.wait(asked, timeout=PATIENCE_S)
         now_s = time.monotonic()
         self.tick(now_s)
-        deployment = self._calls.deployment
-        page = Page(self._model_name)
-        put_controller(page, self._controller, deployment.devices, now_s)
-        put_node(page, self.load(), draining=bool(self._draining))
-        put_lanes(page, self._controller, deployment.group_sizes, self._figures.latest)
-        for engine in self._calls.engines:
+        page = Page(shell.model_config.served_model_name)
+        put_controller(page, shell.controller, deployment.devices, now_s)
+        put_node(page, self.load(), draining=bool(shell.draining))
+        put_lanes(page, shell.controller, deployment.group_sizes, shell.figures.latest)
+        for engine in shell.calls.engines:
             page.put(
                 "flying:engine_unanswered_seconds",
-                self._figures.unanswered_s(engine, now_s),
+                shell.figures.unanswered_s(engine, now_s),
                 engine,
             )
-        for engine, figures in self._figures.latest.items():
+        for engine, figures in shell.figures.latest.items():
             put_engine(page, engine, figures)
-        put_losses(page, self._losses, self._controller.recovery.orphans)
+        put_losses(page, shell.losses, shell.controller.recovery.orphans)
         put_switches(page, self._tally, self._predictions)
-        page.put("flying:weight_loans_total", self._weights.loans)
-        page.put("flying:weight_fetch_seconds", self._weights.fetch_s)
+        page.put("flying:weight_loans_total", shell.weights.loans)
+        page.put("flying:weight_fetch_seconds", shell.weights.fetch_s)
         return page
 
 

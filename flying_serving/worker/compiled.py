@@ -17,8 +17,8 @@ from flying_serving.vllm_adapter.model_runner.stages import Kind
 from flying_serving.worker.selfcheck import FLOAT32_TOLERANCE, Difference, compare, record
 
 COMPARED: Mapping[Kind, float] = {"logits": 1.0}
-"""Stages that are compared, as TOKENS: no request may differ. Compiled code calls no other of the
-model's modules.
+"""Stages that are compared, as TOKENS: no request may differ. Compiled code, or a replayed graph,
+calls no other of the model's modules.
 """
 HALF_TOLERANCE = 0.2
 """Largest difference that is allowed with weights of 16 bits, as a share of the logits.

@@ -7,7 +7,7 @@ wrong graph is eager, or its server does not start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,11 @@ from flying_serving.errors import LaneError
 from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane
 from flying_serving.vllm_adapter.model_runner.graphs import Captured, are_asked, bytes_of_groups
 from flying_serving.vllm_adapter.model_runner.made_up_steps import check_steps
-from flying_serving.vllm_adapter.model_runner.stages import Kind
-from flying_serving.worker.compiled import allowed
+from flying_serving.worker.compiled import COMPARED, allowed
 from flying_serving.worker.selfcheck import Difference, compare, record
 
 DECODES = 2
 """Decode steps that are compared: the second one reads the KV that the first one has written."""
-COMPARED: Mapping[Kind, float] = {"logits": 1.0}
-"""Stages that are compared, as TOKENS: no request may differ. A replayed graph calls no other of
-the model's modules.
-"""
 _PADDED = 3
 """Requests of a step that fills its graph in part, as graphs are of powers of two."""
 

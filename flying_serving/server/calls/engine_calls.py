@@ -99,10 +99,6 @@ class EngineCalls:
         for call in list(self._unanswered[engine]):
             self.channel.fail_call(call, EngineLost(why))
 
-    def call_all(self, method: str, *args: Any) -> list[Coroutine[Any, Any, Any]]:
-        """Call a utility of every present engine; the answers are to be awaited together."""
-        return [self.utility(engine, method, *args) for engine in self.engines]
-
     async def gather(self, method: str, *args: Any) -> list[Any]:
         """Return the answers of all present engines, without engines that are lost meanwhile.
 

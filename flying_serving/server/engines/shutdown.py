@@ -17,6 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from flying_serving.errors import ServerEnds
 from flying_serving.log import logger
+from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.shell import Shell
 
 DRAINED_POLL_S = 0.05
@@ -26,81 +27,79 @@ LEAVE_S = 1.0
 STREAMS_END_S = 0.1
 
 
-class Shutdown:
-    """The end of one server. `outputs`: vLLM's output processor."""
+def let_requests_end(shell: Shell, outputs: Any, timeout_s: float) -> float:
+    """Wait until no request is left, at the end of a server. Requests left after `timeout_s` are
+    answered with 503. Raises nothing.
 
-    def __init__(self, shell: Shell, outputs: Any) -> None:
-        self._shell = shell
-        self._calls = shell.calls
-        self._channel = shell.calls.channel
-        self._outputs = outputs
+    To be called in a thread. Called in the event loop, as when vLLM cannot set up its routes, it
+    waits for nothing and answers all requests at once.
 
-    def end(self, timeout_s: float) -> float:
-        """Wait until no request is left. Requests left after `timeout_s` are answered with 503.
-        Raises nothing.
+    `outputs`: vLLM's output processor.
 
-        To be called in a thread. Called in the event loop, as when vLLM cannot set up its routes,
-        it waits for nothing and answers all requests at once.
-
-        Returns:
-            Seconds that are left for the engines to end.
-        """
-        until_s = time.monotonic() + timeout_s
-        loop = self._channel.loop
-        if loop is not None and loop.is_running() and not self._channel.engines_dead:
-            self._calls.ending = True
-            try:
-                self._end_in(loop, until_s)
-            except Exception:
-                logger.exception("the server does not end in order")
-        left_s = max(0.0, until_s - time.monotonic())
-        # if an engine is dead, the others have not heard that they may leave, and ignore vLLM's
-        # signal
-        return min(left_s, LEAVE_S) if self._channel.engines_dead else left_s
-
-    def _end_in(self, loop: asyncio.AbstractEventLoop, until_s: float) -> None:
-        if in_loop(loop):  # the loop runs nothing until this returns
-            self._calls.engines_may_end = True
-            self._refuse_requests()
-            self._channel.fail_calls(ServerEnds())
-            for engine in self._calls.engines:
-                self._calls.tell(engine, "flying_leave")
-            return
-        ended = asyncio.run_coroutine_threadsafe(self._drain(until_s), loop)
-        with contextlib.suppress(TimeoutError):
-            ended.result(max(0.0, until_s - time.monotonic()) + 2 * LEAVE_S)
-
-    async def _drain(self, until_s: float) -> None:
-        drains = time.monotonic() < until_s
+    Returns:
+        Seconds that are left for the engines to end.
+    """
+    until_s = time.monotonic() + timeout_s
+    channel = shell.calls.channel
+    loop = channel.loop
+    if loop is not None and loop.is_running() and not channel.engines_dead:
+        shell.calls.ending = True
         try:
-            with contextlib.suppress(EngineDeadError):
-                self._shell.orders.drop(ServerEnds())
-            while self._has_requests() and not self._channel.engines_dead:
-                if time.monotonic() >= until_s:
-                    break
-                await asyncio.sleep(DRAINED_POLL_S)
-            self._calls.engines_may_end = True
-            self._refuse_requests()
-            if drains:
-                await self._let_engines_leave(until_s)
-        finally:
-            self._channel.fail_calls(ServerEnds())
+            _end_in(loop, shell, outputs, until_s)
+        except Exception:
+            logger.exception("the server does not end in order")
+    left_s = max(0.0, until_s - time.monotonic())
+    # if an engine is dead, the others have not heard that they may leave, and ignore vLLM's signal
+    return min(left_s, LEAVE_S) if channel.engines_dead else left_s
 
-    def _has_requests(self) -> bool:
-        """Return whether requests are left, or accepted requests have yet to arrive."""
-        return bool(
-            self._outputs.get_num_unfinished_requests() or self._shell.controller.admission.slots
-        )
 
-    def _refuse_requests(self) -> None:
-        # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are and
-        # does not log
-        self._outputs.propagate_error(InputStreamError(RetryableRequestError(str(ServerEnds()))))
+def _end_in(loop: asyncio.AbstractEventLoop, shell: Shell, outputs: Any, until_s: float) -> None:
+    if in_loop(loop):  # the loop runs nothing until this returns
+        calls = shell.calls
+        calls.engines_may_end = True
+        _refuse_requests(outputs)
+        calls.channel.fail_calls(ServerEnds())
+        for engine in calls.engines:
+            calls.tell(engine, "flying_leave")
+        return
+    ended = asyncio.run_coroutine_threadsafe(_drain(shell, outputs, until_s), loop)
+    with contextlib.suppress(TimeoutError):
+        ended.result(max(0.0, until_s - time.monotonic()) + 2 * LEAVE_S)
 
-    async def _let_engines_leave(self, until_s: float) -> None:
-        with contextlib.suppress(TimeoutError, ServerEnds, EngineDeadError):
-            answered = asyncio.gather(*self._calls.call_all("flying_leave"), return_exceptions=True)
-            await asyncio.wait_for(answered, max(LEAVE_S, until_s - time.monotonic()))
+
+async def _drain(shell: Shell, outputs: Any, until_s: float) -> None:
+    drains, channel = time.monotonic() < until_s, shell.calls.channel
+    try:
+        with contextlib.suppress(EngineDeadError):
+            shell.orders.drop(ServerEnds())
+        while _has_requests(shell, outputs) and not channel.engines_dead:
+            if time.monotonic() >= until_s:
+                break
+            await asyncio.sleep(DRAINED_POLL_S)
+        shell.calls.engines_may_end = True
+        _refuse_requests(outputs)
+        if drains:
+            await _let_engines_leave(shell.calls, until_s)
+    finally:
+        channel.fail_calls(ServerEnds())
+
+
+def _has_requests(shell: Shell, outputs: Any) -> bool:
+    """Return whether requests are left, or accepted requests have yet to arrive."""
+    return bool(outputs.get_num_unfinished_requests() or shell.controller.admission.places)
+
+
+def _refuse_requests(outputs: Any) -> None:
+    # wrapped as vLLM wraps errors of a request's own input, which it hands on as they are and does
+    # not log
+    outputs.propagate_error(InputStreamError(RetryableRequestError(str(ServerEnds()))))
+
+
+async def _let_engines_leave(calls: EngineCalls, until_s: float) -> None:
+    with contextlib.suppress(TimeoutError, ServerEnds, EngineDeadError):
+        told = [calls.utility(engine, "flying_leave") for engine in calls.engines]
+        answered = asyncio.gather(*told, return_exceptions=True)
+        await asyncio.wait_for(answered, max(LEAVE_S, until_s - time.monotonic()))
 
 
 def let_streams_end(loop: asyncio.AbstractEventLoop | None) -> None:

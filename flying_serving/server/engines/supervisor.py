@@ -43,7 +43,7 @@ from flying_serving.server.engine_record import (
     has_ended,
     incarnations,
 )
-from flying_serving.server.engines.liveness import LivenessWatch
+from flying_serving.server.engines.liveness import kill_silent
 from flying_serving.server.shell import Shell
 from flying_serving.vllm_adapter.processes.queues import remove_queues
 
@@ -90,7 +90,7 @@ class EngineSupervisor:
         """Begin to watch, in the running event loop."""
         for engine in range(len(self.records)):
             self._watch(engine)
-        self._calls.run_in_background(LivenessWatch(self.records, self._pulse, self._calls).run())
+        self._calls.run_in_background(kill_silent(self.records, self._pulse, self._calls))
 
     # ---- the end of a process
 

@@ -12,40 +12,33 @@ from flying_serving.server.figures.switches import SwitchFollower
 _CUTOVER = ("number", "mode", "cutover_ms", "in_flight_step_ms", "overhead_ms", "work_ms")
 
 
-class SwitchTrace:
-    """Events of switches as they happen: the cutover as a span of the row, order to end of drain
-    beside it.
+def news(row: TraceRow, follower: SwitchFollower, switches: Switches) -> list[Event]:
+    """Return the events of switches since the last look of `follower`: the cutover as a span of the
+    row, order to end of drain beside it.
+
+    A switch is shown when all engines have answered, or one has failed to.
     """
+    _, answered, ended = follower.look(switches.kept)
+    return [event for switch in answered for event in _shown(row, switch)] + [
+        _over(row, switch) for switch in ended
+    ]
 
-    def __init__(self, row: TraceRow) -> None:
-        self._row = row
-        self._follower = SwitchFollower()
 
-    def take_news(self, switches: Switches) -> list[Event]:
-        """Return the events since the last call. A switch is shown when all engines have answered,
-        or one has failed to.
-        """
-        _, answered, ended = self._follower.look(switches.kept)
-        return [event for switch in answered for event in self._shown(switch)] + [
-            self._cutover(switch) for switch in ended
-        ]
+def _shown(row: TraceRow, switch: Switch) -> list[Event]:
+    record, began_s = switch.to_json(), switch.ordered_s
+    fields = {name: value for name, value in record.items() if not _is_measured(name)}
+    events = [row.opened("switch", "switch", switch.number, began_s, fields)]
+    if switch.cutover_ms is not None:
+        args = {name: record[name] for name in _CUTOVER}
+        ended_s = began_s + switch.cutover_ms / 1e3
+        events.append(row.span(f"{switch.old} -> {switch.new}", "cutover", began_s, ended_s, args))
+    return events
 
-    def _shown(self, switch: Switch) -> list[Event]:
-        record, began_s = switch.to_json(), switch.ordered_s
-        fields = {name: value for name, value in record.items() if not _is_measured(name)}
-        events = [self._row.opened("switch", "switch", switch.number, began_s, fields)]
-        if switch.cutover_ms is not None:
-            args = {name: record[name] for name in _CUTOVER}
-            ended_s = began_s + switch.cutover_ms / 1e3
-            events.append(
-                self._row.span(f"{switch.old} -> {switch.new}", "cutover", began_s, ended_s, args)
-            )
-        return events
 
-    def _cutover(self, switch: Switch) -> Event:
-        measured = {name: value for name, value in switch.to_json().items() if _is_measured(name)}
-        ended_s = switch.ordered_s + max(switch.drain_ms or 0.0, switch.cutover_ms or 0.0) / 1e3
-        return self._row.closed("switch", "switch", switch.number, ended_s, measured)
+def _over(row: TraceRow, switch: Switch) -> Event:
+    measured = {name: value for name, value in switch.to_json().items() if _is_measured(name)}
+    ended_s = switch.ordered_s + max(switch.drain_ms or 0.0, switch.cutover_ms or 0.0) / 1e3
+    return row.closed("switch", "switch", switch.number, ended_s, measured)
 
 
 def _is_measured(name: str) -> bool:
@@ -62,10 +55,10 @@ def trace_switches(path: str | None, switches: Switches) -> Iterator[Callable[[]
         yield lambda: None
         return
     row = server_row(os.getpid())
-    trace, writer = SwitchTrace(row), TraceWriter(path, row)
+    follower, writer = SwitchFollower(), TraceWriter(path, row)
 
     def write_news() -> None:
-        for event in trace.take_news(switches):
+        for event in news(row, follower, switches):
             writer.add(event)
 
     try:

@@ -56,7 +56,8 @@ class Incoming:
     @property
     def generates(self) -> bool:
         """True if this is a request to one of the routes that run requests."""
-        return generates(self.scope)
+        is_post = self.is_http and self.scope["method"] == "POST"
+        return is_post and self.scope["path"].endswith(GENERATE)
 
     @property
     def has_route(self) -> bool:
@@ -72,9 +73,3 @@ class Incoming:
             return messages.pop() if messages else await rest()
 
         self.receive = replay
-
-
-def generates(scope: Scope) -> bool:
-    """Return whether a request is to one of the routes that run requests."""
-    is_post = scope["type"] == "http" and scope["method"] == "POST"
-    return is_post and scope["path"].endswith(GENERATE)

@@ -7,6 +7,7 @@ import time
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import HTMLResponse, JSONResponse
+from vllm.logging_utils import UvicornAccessLogFilter
 
 from flying_serving.observe.view import page
 from flying_serving.observe.view.rolling import Rolling
@@ -54,16 +55,9 @@ async def view(request: Request) -> JSONResponse:
     return JSONResponse(shown)
 
 
-def _is_logged(record: logging.LogRecord) -> bool:
-    """Filter the access log, which a page that looks three times a second would fill."""
-    arguments = record.args
-    return not (
-        isinstance(arguments, tuple) and len(arguments) > 2 and arguments[2] == "/flying/view"
-    )
-
-
 def attach(app: FastAPI) -> None:
     """Add both routes to vLLM's app."""
     app.state.flying_started = time.time()
     app.include_router(router)
-    logging.getLogger("uvicorn.access").addFilter(_is_logged)
+    # a page that looks three times a second would fill the log
+    logging.getLogger("uvicorn.access").addFilter(UvicornAccessLogFilter(["/flying/view"]))

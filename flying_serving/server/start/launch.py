@@ -51,11 +51,7 @@ def prepare(config: Any, client_count: int) -> Any:
     Raises:
         ConfigError: with one line that names the flag, its value and the allowed values.
     """
-    flying = parse_flying(config.additional_config[KEY] or {})
-    refuse_unsupported(config, flying, client_count)
-    _refuse_unusable(config)
-    adapt_caches(config)
-    choose_expert_kernel(config, flying)
+    flying = adapt(config, client_count)
     collectives = _divide_devices(config, flying)
     parallel = config.parallel_config
     policy = POLICIES[flying.policy]
@@ -94,6 +90,18 @@ def prepare(config: Any, client_count: int) -> Any:
         return MultiprocExecutor
     parallel.distributed_executor_backend = UniProcExecutor
     return UniProcExecutor
+
+
+def adapt(config: Any, client_count: int) -> FlyingConfig:
+    """Refuse what no server of ours serves, and let vLLM's configuration suit lanes. Returns the
+    user's settings. Raises ConfigError as `prepare`.
+    """
+    flying = parse_flying(config.additional_config[KEY] or {})
+    refuse_unsupported(config, flying, client_count)
+    _refuse_unusable(config)
+    adapt_caches(config)
+    choose_expert_kernel(config, flying)
+    return flying
 
 
 def _lane_sizes(

@@ -240,10 +240,7 @@ def pack_matrix(
     """
     bias = None if bias is None else bias.contiguous()
     if not ops._supports_onednn:
-        kept = weight.t().contiguous()
-        if bias is None:
-            return lambda x, out: torch.mm(x, kept, out=out)
-        return lambda x, out: torch.addmm(bias, x, kept, out=out)
+        return keep_matrix(weight.t().contiguous().t(), bias)
     handler = ops.create_onednn_mm(weight.contiguous().t(), _SHAPES_PER_MATRIX)
     # as ops.onednn_mm, which chooses where the result goes
     product = torch.ops._C.onednn_mm.default

@@ -58,11 +58,6 @@ class PageLedger:
         return self.room(self.pieces)
 
     @property
-    def weight_pages(self) -> int:
-        """Number of pages of the pieces that are there."""
-        return self._freed_pages[-1] - self._freed_pages[self.dropped]
-
-    @property
     def lent_bytes(self) -> int:
         """Bytes of the pages of pieces that are gone."""
         return self._freed_pages[self.dropped] * self._page_bytes

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flying_serving.comm.communicator import COMMUNICATORS, GroupCommunicator
+from flying_serving.comm.communicator import COMMUNICATORS, GroupCommunicator, HostStage
 from flying_serving.comm.shm import ShmGroup
-from flying_serving.comm.staging import HostStage
 from flying_serving.config import ONE_WORLD, Collectives
 from flying_serving.errors import EngineLost
 

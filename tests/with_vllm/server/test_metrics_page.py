@@ -154,7 +154,7 @@ async def test_a_scrape_without_any_engine_is_answered(calls: FakeCalls) -> None
 async def test_requests_in_pool_and_groups_are_watched(calls: FakeCalls) -> None:
     """In the pool and in groups."""
     metrics = metrics_of(calls, settings("load", engines=2, max_num_seqs=1))
-    controller = metrics._controller
+    controller = metrics._shell.controller
     for number in range(5):
         controller.arrived(f"r{number}", RequestSpec(20, 30), 1.0)
     assert len(controller.state.pool) and controller.state.running

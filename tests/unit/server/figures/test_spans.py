@@ -13,7 +13,8 @@ from flying_serving.controller.switches import KEPT, OpenSwitch, Switch, Switche
 from flying_serving.layout.groups import Layout
 from flying_serving.observe.tracing import file as trace_file
 from flying_serving.observe.tracing.events import server_row
-from flying_serving.server.figures.spans import SwitchTrace, trace_switches
+from flying_serving.server.figures.spans import news, trace_switches
+from flying_serving.server.figures.switches import SwitchFollower
 from flying_serving.wire import SwitchAnswer
 from tests.unit.observe.tracing.reading import Event, check, overlaps, read_trace
 
@@ -28,7 +29,7 @@ class Played:
     """
 
     switches: Switches = field(default_factory=Switches)
-    trace: SwitchTrace = field(default_factory=lambda: SwitchTrace(server_row(100)))
+    follower: SwitchFollower = field(default_factory=SwitchFollower)
     events: list[Event] = field(default_factory=list)
     all: list[Switch] = field(default_factory=list)
     under_way: OpenSwitch | None = None
@@ -56,7 +57,7 @@ class Played:
             for switch in self.all:
                 self.switches.ended(f"r{switch.number - 1}", self.now_s)
         elif step == "look":
-            self.events += self.trace.take_news(self.switches)
+            self.events += news(server_row(100), self.follower, self.switches)
         self.switches.prune()
 
 

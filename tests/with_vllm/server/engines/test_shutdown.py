@@ -13,7 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from flying_serving.errors import ServerEnds
-from flying_serving.server.engines.shutdown import LEAVE_S, Shutdown
+from flying_serving.server.engines.shutdown import LEAVE_S, let_requests_end
 from tests.with_vllm.server.doubles import PAIRS, Server, request
 
 SAYS = "^the server is shutting down$"
@@ -37,7 +37,9 @@ def served(*request_ids: str) -> tuple[Server, OutputProcessor, list[RequestOutp
 
 async def ends(server: Server, timeout_s: float, outputs: OutputProcessor) -> asyncio.Task[float]:
     """Let the server end, as vLLM does: in a thread. Its messages are sent, and answered."""
-    task = asyncio.ensure_future(asyncio.to_thread(Shutdown(server.shell, outputs).end, timeout_s))
+    task = asyncio.ensure_future(
+        asyncio.to_thread(let_requests_end, server.shell, outputs, timeout_s)
+    )
     await server.settle(20)
     return task
 
@@ -73,7 +75,7 @@ async def test_open_requests_and_calls_are_answered_at_the_end() -> None:
     await asyncio.sleep(0)
     asked = asyncio.ensure_future(server.calls.utility(2, "flying_report"))
     assert (
-        await asyncio.wait_for(asyncio.to_thread(Shutdown(server.shell, outputs).end, 0.0), 5)
+        await asyncio.wait_for(asyncio.to_thread(let_requests_end, server.shell, outputs, 0.0), 5)
         == 0.0
     )
     for queue in queues:
@@ -149,7 +151,7 @@ async def test_end_from_the_event_loop_does_not_wait() -> None:
     """
     server, outputs, (queue,) = served("a")
     asked = asyncio.ensure_future(server.calls.utility(2, "flying_report"))
-    left_s = Shutdown(server.shell, outputs).end(30.0)
+    left_s = let_requests_end(server.shell, outputs, 30.0)
     assert left_s > 25
     assert server.told("flying_leave") == [0, 1, 2, 3]
     with pytest.raises(InputStreamError):
@@ -165,7 +167,9 @@ async def test_end_from_the_event_loop_does_not_wait() -> None:
 async def test_engines_are_not_waited_for_if_one_is_gone_already() -> None:
     server, outputs, _ = served()
     server.vllm.resources.engine_dead = True
-    left_s = await asyncio.wait_for(asyncio.to_thread(Shutdown(server.shell, outputs).end, 30.0), 5)
+    left_s = await asyncio.wait_for(
+        asyncio.to_thread(let_requests_end, server.shell, outputs, 30.0), 5
+    )
     assert left_s == LEAVE_S
     assert not server.calls.ending
 
@@ -176,7 +180,7 @@ async def test_the_reader_of_outputs_ends_without_an_error() -> None:
     server.vllm.outputs_queue.put_nowait(EngineDeadError())
     with pytest.raises(EngineDeadError):
         await server.read()
-    await asyncio.wait_for(asyncio.to_thread(Shutdown(server.shell, outputs).end, 0.0), 5)
+    await asyncio.wait_for(asyncio.to_thread(let_requests_end, server.shell, outputs, 0.0), 5)
     server.vllm.outputs_queue.put_nowait(EngineDeadError())
     reader: asyncio.Task[Any] = asyncio.ensure_future(server.read())
     await asyncio.wait([reader], timeout=5)

@@ -14,7 +14,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from flying_serving.server.http.access import OPEN, READING, check_key
-from flying_serving.server.http.incoming import Incoming, generates
+from flying_serving.server.http.incoming import Incoming
 from flying_serving.server.patches import HOOKS
 from flying_serving.vllm_adapter.patches import installer, table
 from tests.with_vllm.server.apps import SECRET
@@ -137,8 +137,9 @@ def test_every_route_of_vllm_is_known_to_generate_or_not(vllms_app: FastAPI) -> 
     """A server that is full or drains refuses those that do."""
     paths = {path for _, path in changing(vllms_app)}
     assert paths == GENERATE | DO_NOT_GENERATE
-    found = {path for path in paths if generates({"type": "http", "method": "POST", "path": path})}
-    assert found == GENERATE
+    scope = {"type": "http", "method": "POST", "headers": [], "app": vllms_app}
+    asked = {path: Incoming(scope | {"path": path}, unread) for path in paths}
+    assert {path for path, request in asked.items() if request.generates} == GENERATE
 
 
 async def answered(
