@@ -24,6 +24,16 @@ ELSEWHERE = {
     "flying_lab/cli/NAME.py": "an example",
     "memory/cuda_arena.py": "of an earlier commit, as the page says",
 }
+BARE = re.compile(r"`(\w+\.py)`")
+"""A file that a page names without its folder, as it has named the folder just before."""
+NAMES = {
+    path.name
+    for folder in ROOT.iterdir()
+    if folder.name.isidentifier()
+    for path in folder.rglob("*.py")
+}
+FOREIGN_SECTIONS = ("## vLLM's own tests",)
+"""Headings of sections that name files of vLLM's own source."""
 LINK = re.compile(r"\]\(([^)\s#]*\.md)?(?:#([^)\s]+))?\)")
 SECTION = re.compile(r"\]\(([\w./]+\.md)\)[^.*]{0,60}\*([^*]+)\*")
 """A link to a page, and after it a heading of the page in italics."""
@@ -78,6 +88,13 @@ def test_walk_names_functions_and_classes_that_there_are(walk: str) -> None:
 def test_page_names_files_that_there_are(name: str) -> None:
     found = set(FILE.findall(PAGES[name])) - set(ELSEWHERE)
     assert not [path for path in sorted(found) if _source(path) is None]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_names_no_file_without_its_folder_that_is_nowhere(name: str) -> None:
+    sections = re.split(r"^(?=## )", PAGES[name], flags=re.M)
+    ours = [part for part in sections if not part.startswith(FOREIGN_SECTIONS)]
+    assert not {found for part in ours for found in BARE.findall(part)} - NAMES
 
 
 @pytest.mark.parametrize("name", PAGES)
