@@ -1,5 +1,6 @@
-"""Pages name files, functions, pages and headings that exist."""
+"""Pages name files, functions, pages and headings that exist; packages name their files."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +65,7 @@ def _target(name: str, page: str) -> str:
     return (ROOT / name).parent.joinpath(page).resolve().relative_to(ROOT).as_posix()
 
 
+PACKAGES = [path.parent for path in sorted((ROOT / "flying_serving").rglob("__init__.py"))]
 WALKS = walks_of_page()
 
 
@@ -95,6 +97,15 @@ def test_page_names_no_file_without_its_folder_that_is_nowhere(name: str) -> Non
     sections = re.split(r"^(?=## )", PAGES[name], flags=re.M)
     ours = [part for part in sections if not part.startswith(FOREIGN_SECTIONS)]
     assert not {found for part in ours for found in BARE.findall(part)} - NAMES
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_docstring_of_package_names_its_files_and_no_others(package: Path) -> None:
+    files = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    rooms = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    named = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
+    assert named is not None
+    assert set(re.findall(r"`(\w+\.py|\w+/)`", named)) == files | rooms
 
 
 @pytest.mark.parametrize("name", PAGES)
