@@ -1,20 +1,33 @@
 """The controller of one server: events in, commands out, time as an argument. No torch, no vLLM.
 
-`Controller` owns one `ClusterState` and the parts that share it. No part inherits another.
+`Controller` (`controller.py`) owns one `ClusterState` and the parts that share it. No part inherits
+another. The parts:
 
-- `GroupChoice` chooses the group of a request.
-- `Bookings` books requests in groups, and takes them out again, also to migrate.
-- `Splitter` gives a request two groups, and plans again where its length turns out otherwise.
-- `Dispatcher` offers groups to the requests that wait.
-- `Changeover` takes the switch under way from phase to phase.
-- `Decider` asks the policy for the next layout.
-- `FaultRecovery` takes the requests of lost engines elsewhere.
-- `Admission` refuses requests while too many wait.
+- `group_choice.py`: `GroupChoice` chooses the group of a request. `price.py`: its price in a group.
+  `reserving_choice.py`, `reservation.py`: the choice by memory, with room kept for a long request.
+- `bookings.py`: `Bookings` books requests in groups, and takes them out again, also to migrate.
+- `splitter.py`: `Splitter` gives a request two groups, and plans again where its length turns out
+  otherwise.
+- `dispatcher.py`: `Dispatcher` offers groups to the requests that wait. `deadlines.py`: how long
+  they may wait.
+- `changeover.py`: `Changeover` takes the switch under way from phase to phase.
+- `decider.py`: `Decider` asks the policy for the next layout. `snapshots.py`: what the policy sees.
+- `fault_recovery.py`: `FaultRecovery` takes the requests of lost engines elsewhere. `suspicion.py`:
+  requests that may have caused the loss.
+- `admission.py`: `Admission` refuses requests while too many wait. `queue_slots.py`: slots of
+  requests that are admitted and have not arrived.
 
-The parts share the state: waiting requests (`TaskPool`), groups with their requests (`Loads`) and
-requests with two groups (`Splits`). The state also has past and present switches (`Switches`),
-the room of groups (`Rooms`), the weights that they lend to their KV cache for extra room
-(`WeightLending`), and what followed the forecasts of past switches (`Hindsight`).
+The state that the parts share (`state.py`):
+
+- `pool.py`: requests that wait (`TaskPool`). `requests.py`: what is known of a request.
+- `loads.py`: groups with their requests (`Loads`). `node_load.py`: the load of the whole node.
+- `splits.py`: requests with two groups (`Splits`). `lengths.py`: probable lengths of requests.
+- `switches.py`: past and present switches (`Switches`). `gaps.py`: the longest times between two
+  tokens, which are a switch's cost. `hindsight.py`: what followed the forecasts of past switches.
+- `rooms.py`: the tokens that groups hold (`Rooms`). `weight_lending.py`: the weights that they lend
+  to their KV cache for extra room (`WeightLending`).
+
+`commands.py` has the commands, and `settings.py` the settings of a start.
 
 The method of each event notes the event. Then `Controller._settle` advances, in this order:
 

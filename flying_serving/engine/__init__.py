@@ -5,6 +5,8 @@
   `host.py`: the surroundings of a loop: vLLM's engine, and the channel.
 - `lane.py`, `group.py`: lanes of an engine; the leader and the members of a group.
   `lane_events.py`: an engine's actions at each event of a lane's scheduler.
+- `group_steps.py`, `outstanding.py`: steps of groups: launched, and outstanding until their output
+  is taken. `sampled.py`: the tokens that members sample, which must be the leader's.
 - `requests.py`, `aging.py`: the lane of a request that comes, and its place in the queue.
 - `utilities.py`, `caches.py`, `ending.py`: calls of the API server; resets of prefix caches; the
   end of an engine.

@@ -1,1 +1,6 @@
-"""The figures that a server publishes: metrics, traces, the live view. Neither torch nor vLLM."""
+"""The figures that a server publishes. Neither torch nor vLLM.
+
+- `metrics/`: the table of metrics, and histograms.
+- `tracing/`: `--trace-out`.
+- `view/`: the live view.
+"""

@@ -5,6 +5,7 @@
 - `http/`: routes, and the gate that each request passes.
 - `requests/`: checks a request, and turns it into a stream of tokens.
 - `client.py`, `shell.py`, `clock.py`: vLLM's engine client, the controller's shell, and its ticks.
+- `own_thread.py`: work that may take for ever, in threads of its own.
 - `metrics.py`: the contents of `/metrics`.
 - `calls/`: calls of engine utilities, which ask engines or tell them something.
 - `engines/`: the loss of an engine and its new start; the end of the server.

@@ -7,5 +7,7 @@
   admits. `refusals.py`: models that are refused once their layers are there.
 - `checks.py`, `selfcheck.py`, `token_check.py`, `compiled.py`, `graphs.py`: at start, lanes are
   compared with lane 1. `calibration.py`: steps are measured.
+- `contexts.py`, `memory_items.py`: on CUDA: contexts on the devices of peers; what a start takes of
+  a device's memory.
 - `parent.py`: the bond to the server's process.
 """

@@ -1,5 +1,6 @@
-"""Pages name files, functions, pages and headings that exist."""
+"""Pages name files, functions, pages and headings that exist; packages name their files."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,16 @@ ELSEWHERE = {
     "flying_lab/cli/NAME.py": "an example",
     "memory/cuda_arena.py": "of an earlier commit, as the page says",
 }
+BARE = re.compile(r"`(\w+\.py)`")
+"""A file that a page names without its folder, as it has named the folder just before."""
+NAMES = {
+    path.name
+    for folder in ROOT.iterdir()
+    if folder.name.isidentifier()
+    for path in folder.rglob("*.py")
+}
+FOREIGN_SECTIONS = ("## vLLM's own tests",)
+"""Headings of sections that name files of vLLM's own source."""
 LINK = re.compile(r"\]\(([^)\s#]*\.md)?(?:#([^)\s]+))?\)")
 SECTION = re.compile(r"\]\(([\w./]+\.md)\)[^.*]{0,60}\*([^*]+)\*")
 """A link to a page, and after it a heading of the page in italics."""
@@ -54,6 +65,7 @@ def _target(name: str, page: str) -> str:
     return (ROOT / name).parent.joinpath(page).resolve().relative_to(ROOT).as_posix()
 
 
+PACKAGES = [path.parent for path in sorted((ROOT / "flying_serving").rglob("__init__.py"))]
 WALKS = walks_of_page()
 
 
@@ -78,6 +90,22 @@ def test_walk_names_functions_and_classes_that_there_are(walk: str) -> None:
 def test_page_names_files_that_there_are(name: str) -> None:
     found = set(FILE.findall(PAGES[name])) - set(ELSEWHERE)
     assert not [path for path in sorted(found) if _source(path) is None]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_names_no_file_without_its_folder_that_is_nowhere(name: str) -> None:
+    sections = re.split(r"^(?=## )", PAGES[name], flags=re.M)
+    ours = [part for part in sections if not part.startswith(FOREIGN_SECTIONS)]
+    assert not {found for part in ours for found in BARE.findall(part)} - NAMES
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_docstring_of_package_names_its_files_and_no_others(package: Path) -> None:
+    files = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    rooms = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    named = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
+    assert named is not None
+    assert set(re.findall(r"`(\w+\.py|\w+/)`", named)) == files | rooms
 
 
 @pytest.mark.parametrize("name", PAGES)

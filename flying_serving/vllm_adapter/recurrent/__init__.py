@@ -1,4 +1,7 @@
-"""Recurrent state: what models with it need of vLLM's settings, and the states of their layers.
+"""Recurrent state.
+
+- `models.py`: what a model with it needs of vLLM's settings.
+- `layers.py`: the states of vLLM's layers, and how ranks share them.
 
 To all others it is blocks that a request has whatever its length: `KVGroups` says what follows.
 """
