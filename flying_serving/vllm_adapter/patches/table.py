@@ -5,7 +5,7 @@ A patch wraps a function: its hook gets the original as its first argument. A st
 value of a module's name for a while. `installer.py` compares each signature with the one written
 here, and refuses another vLLM with one clear line. It undoes all replacements, for tests. Nothing
 of vLLM is replaced that is not in this file, which
-`tests/with_vllm/vllm_adapter/patches/test_rebinding.py` checks.
+`tests/with_vllm/vllm_adapter/patches/test_table_rebinding.py` checks.
 """
 
 from typing import Any

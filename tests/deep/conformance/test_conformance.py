@@ -1,4 +1,6 @@
-"""Every case of the table goes through its chapters, all on one server."""
+"""Every case of the table goes through its chapters, all on one server. Most share weights in one
+of the ways of `weights/layouts.py`.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -270,7 +270,7 @@ def test_engines_end_with_a_server_that_is_killed(server: Server) -> None:
 )
 def test_sigterm_during_the_start_ends_all_processes(phase: str, devices: int) -> None:
     """At once, in whatever phase the engines and their workers are; with workers, of a command as a
-    user starts it.
+    user starts it (`server/start/interrupts.py`).
     """
     server = Server(
         "llama", 2, f"--tensor-parallel-size={devices}", program=COMMAND if devices > 1 else None

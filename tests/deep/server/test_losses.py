@@ -119,7 +119,9 @@ async def lose_under_load(
     "lost", [(0, 1), (1, 2), (0, 1, 2)], ids=["of-one-group", "of-two-groups", "all-but-one"]
 )
 async def test_engines_lost_together_all_come_back(server: Losing, lost: tuple[int, ...]) -> None:
-    """Also where only one is left, and the layout that was ordered is made again."""
+    """Also where only one is left, and the layout that was ordered is made again. They start by
+    `vllm_adapter/processes/start.py`.
+    """
 
     def lose() -> None:
         pids = server.pids()

@@ -1,4 +1,4 @@
-"""Controller: arrivals and decisions. Whatever sequence of events there is: test_machine.py."""
+"""Controller: arrivals and decisions. Under any sequence of events: test_controller_machine.py."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""When weights are lent and called back; under any sequence of events: test_machine.py."""
+"""When weights are lent and called back. Under any events: test_controller_machine.py."""
 
 import pytest
 

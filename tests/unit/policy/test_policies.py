@@ -190,7 +190,7 @@ def test_decisions_are_to_another_layout_and_say_why(
     situation: tuple[Snapshot, Layout], needs: list[Need], name: str, promised: float
 ) -> None:
     """The cheapest way is taken; a switch for load gains more than it costs, one for a need meets
-    it. `auto` meets urgent needs at a price: `test_urgent_requests`.
+    it. `auto` meets urgent needs at a price: `test_policies_urgent.py`.
     """
     policy = POLICIES[name]
     shot = replace(situation[0], needs=needs, promised=promised)

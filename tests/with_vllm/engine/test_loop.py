@@ -1,4 +1,6 @@
-"""EngineLoop: what it does beside steps and messages, which the protocol's exploration covers."""
+"""EngineLoop, and the ways of requests through it (`engine/requests.py`): what it does beside steps
+and messages, which the protocol's exploration covers.
+"""
 
 import pytest
 

@@ -15,7 +15,7 @@ from vllm.v1.sample.rejection_sampler import apply_sampling_constraints
 
 from flying_serving.vllm_adapter.cpu_build.expansion import constrain_drafts, expand_on_cpu
 from harness.drafts_cpu.correction import correct, expand
-from tests.with_vllm.vllm_adapter.test_sampler_of_nan import metadata
+from tests.with_vllm.vllm_adapter.cpu_build.test_sampling_of_nan import metadata
 
 VOCAB = 32
 COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=6)

@@ -1,4 +1,4 @@
-"""Weights of real models that are dropped and fetched back, a layer at a time."""
+"""Weights of real models, dropped and fetched back by layers (`weights/lending/droppable.py`)."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

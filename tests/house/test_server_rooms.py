@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-SERVER = Path(__file__).parents[3] / "flying_serving" / "server"
+SERVER = Path(__file__).parents[2] / "flying_serving" / "server"
 PREFIX = "flying_serving.server."
 ORDER = (
     *("plugin", "patches", "http", "client", "clock", "engines", "metrics", "shell"),
