@@ -86,7 +86,7 @@ async def _drain(shell: Shell, outputs: Any, until_s: float) -> None:
 
 def _has_requests(shell: Shell, outputs: Any) -> bool:
     """Return whether requests are left, or accepted requests have yet to arrive."""
-    return bool(outputs.get_num_unfinished_requests() or shell.controller.admission.places)
+    return bool(outputs.get_num_unfinished_requests() or shell.controller.admission.slots)
 
 
 def _refuse_requests(outputs: Any) -> None:
