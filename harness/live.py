@@ -45,7 +45,7 @@ FLAGS = (
     "--max-num-batched-tokens=256",
     "--max-num-seqs=16",
     "--kv-cache-memory-bytes=67108864",
-    "--logits-processors=tests.stock.force:ForceTokens",
+    "--logits-processors=harness.force:ForceTokens",
 )
 
 

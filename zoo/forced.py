@@ -10,7 +10,7 @@ from typing import Any
 from zoo.architectures import VOCAB
 from zoo.requests import AFTER, BATCH, Request
 
-PROCESSOR = "tests.stock.force:ForceTokens"
+PROCESSOR = "harness.force:ForceTokens"
 """The logits processor that forces them, in our server and in stock vLLM."""
 
 

@@ -19,7 +19,7 @@ from harness.forked import ENVIRONMENT
 from harness.live import COMMAND, STOCK, Server, tiny
 
 ENGINES = 4
-FORCE = "--logits-processors=tests.stock.force:ForceTokens"
+FORCE = "--logits-processors=harness.force:ForceTokens"
 SMALL = (
     "--enforce-eager",
     "--max-model-len=2048",

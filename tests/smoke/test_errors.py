@@ -10,7 +10,7 @@ import pytest
 
 from harness.forked import run
 from harness.live import KEY, Server, tiny
-from tests.smoke.answers import streams_answer_as_stock
+from tests.smoke.four_requests import streams_answer_as_stock
 
 pytestmark = pytest.mark.server
 

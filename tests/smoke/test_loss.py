@@ -6,7 +6,7 @@ import pytest
 
 from harness.live import Server, wait_until
 from harness.losing import is_whole, kill
-from tests.smoke.answers import answers_as_stock, streams_answer_as_stock
+from tests.smoke.four_requests import answers_as_stock, streams_answer_as_stock
 
 pytestmark = pytest.mark.server
 

@@ -7,7 +7,7 @@ import pytest
 
 from flying_serving.observe.metrics.table import TABLE
 from harness.live import Server, wait_until
-from tests.smoke.answers import OUTPUTS, PROMPT_TOKENS, REQUESTS, answers_as_stock
+from tests.smoke.four_requests import OUTPUTS, PROMPT_TOKENS, REQUESTS, answers_as_stock
 
 pytestmark = pytest.mark.server
 

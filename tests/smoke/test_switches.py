@@ -6,7 +6,7 @@ import pytest
 
 from flying_serving.config import MODES
 from harness.live import Server
-from tests.smoke.answers import OUTPUTS, PROMPT_TOKENS, REQUESTS, streams_answer_as_stock
+from tests.smoke.four_requests import OUTPUTS, PROMPT_TOKENS, REQUESTS, streams_answer_as_stock
 
 pytestmark = pytest.mark.server
 

@@ -4,8 +4,8 @@ import pytest
 
 from flying_serving.layout.groups import Layout
 from harness.live import Server
-from tests.smoke.answers import answers_as_stock, compare
-from tests.stock.answers import stock_answers
+from tests.smoke.four_requests import answers_as_stock, compare
+from tests.stock.recorded import stock_answers
 from tests.stock.requests import SAMPLED
 
 pytestmark = pytest.mark.server

@@ -88,7 +88,7 @@ ENGINE: dict[str, Any] = {
     "max_num_batched_tokens": 1024,  # above every seeded prompt: see requests.py
     "max_num_seqs": 16,
     "kv_cache_memory_bytes": 64 << 20,
-    "logits_processors": ["tests.stock.force:ForceTokens"],
+    "logits_processors": ["harness.force:ForceTokens"],
 }
 ENVIRONMENT = {
     "VLLM_PLUGINS": "",  # none, ours included
@@ -300,7 +300,7 @@ def _dtype(shape: str) -> str:
 
 def _engine(shape: str) -> dict[str, Any]:
     """Return the settings of a recording's engine."""
-    processors = ["tests.stock.force_v2:ForceTokens"] if shape.endswith(V2) else None
+    processors = ["harness.force_v2:ForceTokens"] if shape.endswith(V2) else None
     changed: dict[str, Any] = {"logits_processors": processors} if processors else {}
     if place() is Place.ONE_GPU:  # where servers are too
         changed["gpu_memory_utilization"] = 0.1

@@ -25,7 +25,7 @@ MODULES = {
     "calls": f"{CHAPTERS}.clients",
     "pooling": f"{CHAPTERS}.pooling",
     "random_numbers": "tests.deep.server.test_random_numbers",
-    "smoke": "tests.smoke.answers",
+    "smoke": "tests.smoke.four_requests",
     "speculation": f"{CHAPTERS}.drafts",
 }
 """Modules of tests by the name of their recording. Each has it as `OF_STOCK`."""

@@ -1,6 +1,5 @@
 """`doctor MODEL`: what it says of a configuration is what serving it would show."""
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -17,25 +16,13 @@ from flying_serving.worker.weightless_model import KVPlan, anatomy
 from harness import mxfp4_cpu
 from harness.forked import by_shell, run
 from harness.live import Server
+from tests.deep.cli.model_configs import LAST_EXPERTS, configured, small, written
 from tests.with_vllm.worker.configurations import GEMMA3, GEMMA4, IDEFICS3, published_gpt_oss
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
 DOCTOR_S = 120
 """Twice what it may take on a machine that has nothing else to do."""
-SMALL = {
-    "vocab_size": 512,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 2048,
-}
-
-
-def small(architecture: str, model_type: str) -> dict[str, Any]:
-    return {**SMALL, "architectures": [f"{architecture}ForCausalLM"], "model_type": model_type}
 
 
 GEMMA2 = small("Gemma2", "gemma2") | {"head_dim": 32, "sliding_window": 64}
@@ -64,14 +51,6 @@ HRM = small("HrmText", "hrm_text") | {
     "H_cycles": 2,
     "L_cycles": 3,
     "prefix_lm": True,
-}
-LAST_EXPERTS = small("Qwen3Moe", "qwen3_moe") | {
-    "num_key_value_heads": 8,
-    "head_dim": 32,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 132,
-    "mlp_only_layers": [0, 1, 2],
 }
 LAST_EXPERTS_OF_ERNIE = small("Ernie4_5_Moe", "ernie4_5_moe") | {
     "num_key_value_heads": 8,
@@ -103,22 +82,8 @@ NO_TOKENIZER = (
 BLOCK_BYTES = 2 * 128 * 192 * 4 * SIX_HEADS["num_hidden_layers"]
 
 
-def written(path: Path, config: dict[str, Any]) -> Path:
-    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return path
-
-
 def command(name: str, model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return run([name, str(model), *flags], DOCTOR_S)
-
-
-def configured(path: Path, config: dict[str, Any], *flags: str) -> tuple[Any, Any]:
-    """The flags, and vLLM's configuration of the whole model."""
-    model = written(path, config)
-    args = serve.parse(
-        [str(model), "--load-format=dummy", "--skip-tokenizer-init", *flags], "doctor"
-    )
-    return args, model_check._configuration(args)
 
 
 @pytest.mark.server

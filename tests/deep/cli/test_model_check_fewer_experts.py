@@ -6,7 +6,7 @@ import pytest
 
 from flying_serving.cli import model_check
 from flying_serving.worker.weightless_model import anatomy
-from tests.deep.cli.test_model_check import LAST_EXPERTS, configured
+from tests.deep.cli.model_configs import LAST_EXPERTS, configured
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 

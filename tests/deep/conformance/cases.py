@@ -11,6 +11,8 @@ import json
 
 from harness import both_ways, experts_cpu, fp8_cpu, mxfp4_cpu, poison, triton_cpu
 from harness.live import COMMAND
+from harness.not_packed import not_packed
+from harness.preambles import calling
 from tests.deep.conformance.calls.speaker import NAME, write_speaker
 from tests.deep.conformance.chapters import (
     adapters,
@@ -36,15 +38,9 @@ ASYNC = "--async-scheduling"
 STAGED = "--cpu-collectives=staged"
 COMPILED = "--no-enforce-eager"
 OVERRIDES = json.dumps({"sliding_window": WINDOW_TOKENS})
-FORCE_V2 = "--logits-processors=tests.stock.force_v2:ForceTokens"
+FORCE_V2 = "--logits-processors=harness.force_v2:ForceTokens"
 ARENA = "--worker-cls=tests.deep.server.arena_worker.ArenaWorker"
-NOT_PACKED = """
-from flying_serving.vllm_adapter.weights import loading
-from flying_serving.weights import store
-loading.packing = lambda dtype: None
-store.PackedColumns = store.PackedRows = None  # so that a packed weight ends the start
-"""
-"""CUDA has weights that are not packed, and so have CPUs without a product for the type."""
+NOT_PACKED = calling(not_packed)
 TWO_DEVICES = "an engine of two devices needs two GPUs"
 CPU_ALONE = {
     lending.kv_goes_from_arena_to_arena: "memory of the host stands in for a device's",

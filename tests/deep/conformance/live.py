@@ -14,9 +14,9 @@ from harness import lora
 from harness.forked import ENVIRONMENT
 from harness.live import FLAGS, Server, tiny
 from harness.streams import WORST_LOGPROB, worst_difference
-from tests.stock.answers import answers_of
 from tests.stock.drafted import DraftedRequest
 from tests.stock.record import Answers
+from tests.stock.recorded import answers_of
 from tests.stock.requests import StockRequest
 
 Groups = list[list[int]]

@@ -151,7 +151,7 @@ class Cluster:
         return path
 
 
-class Node:
+class StreamingNode:
     """Streams pieces. `keys`: of the requests that came. `go_on`: lets streams go on after half of
     them.
 

@@ -18,7 +18,7 @@ import pytest
 from flying_deploy.ports import HOST, ReservedPort
 from flying_deploy.vllm_router.options import SCALE_OUT, SETTINGS
 from harness.live import READY_S, wait_until
-from tests.deep.deploy.cluster import NAMESPACE, PIECES, Cluster, Node, serving
+from tests.deep.deploy.cluster import NAMESPACE, PIECES, Cluster, StreamingNode, serving
 from tests.deep.deploy.manifests import NODES, ROUTER, Object, container, find, probes, rendered
 
 LABELS: dict[str, dict[str, str]] = {
@@ -32,7 +32,7 @@ class Routed:
     """A router and what is around it."""
 
     cluster: Cluster
-    node: Node
+    node: StreamingNode
     http: httpx.Client
     process: subprocess.Popen[bytes]
     log: Path
@@ -71,7 +71,7 @@ def line(router: Object, ports: dict[str, int]) -> list[str]:
 @contextmanager
 def routed(folder: Path) -> Iterator[Routed]:
     """A router that knows of no pod yet."""
-    cluster, node = Cluster(), Node()
+    cluster, node = Cluster(), StreamingNode()
     with (
         serving(cluster.handler()) as api,
         serving(node.handler()) as port,

@@ -3,7 +3,6 @@ file `ready`.
 """
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -16,16 +15,16 @@ import psutil
 import pytest
 
 from flying_deploy import nodes
-from flying_deploy.nodes import Node, Supervised, serve
-from flying_deploy.ports import HOST, ReservedPort
+from flying_deploy.nodes import Node, serve
+from flying_deploy.ports import HOST
 from flying_serving.errors import ServerFailed
 from harness.forked import ROOT
+from tests.deep.deploy.file_servers import WAIT_S, Files
 
-WAIT_S = 60.0
 STARTER = """
 import asyncio, sys
 from pathlib import Path
-from tests.deep.deploy.test_nodes import Files
+from tests.deep.deploy.file_servers import Files
 
 async def main():
     files = Files("node 0", Path(sys.argv[1]))
@@ -34,31 +33,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-class Files(Supervised):
-    """A server of the files in a folder, on a port of its own. `more`: arguments."""
-
-    def __init__(self, name: str, folder: Path, *more: str, ready_s: float = WAIT_S) -> None:
-        self._port = ReservedPort()
-        line = [
-            "http.server",
-            f"--bind={HOST}",
-            f"--directory={folder}",
-            *more,
-            str(self._port.number),
-        ]
-        super().__init__(name, line, os.environ, self._port.url, "/ready", ready_s)
-
-    @property
-    def process(self) -> psutil.Process:
-        """The one that runs, or was the last to run."""
-        assert self._process is not None
-        return psutil.Process(self._process.pid)
-
-    def close(self) -> None:
-        """Give the port back."""
-        self._port.close()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ ENGINE: dict[str, Any] = {
     "max_num_batched_tokens": 128,
     "max_num_seqs": 8,
     "kv_cache_memory_bytes": 16 << 20,
-    "logits_processors": ["tests.stock.force:ForceTokens"],
+    "logits_processors": ["harness.force:ForceTokens"],
     "data_parallel_size": 2,
     "additional_config": {KEY: {"group_sizes": [1, 2]}},
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.live import Server, wait_until
 from harness.streams import WORST_LOGPROB, Stream, streamed_body, worst_difference
-from tests.stock.answers import stock_answers
+from tests.stock.recorded import stock_answers
 from tests.stock.requests import REQUESTS, StockRequest
 
 SHAPES = ("llama", "qwen3", "mixtral")

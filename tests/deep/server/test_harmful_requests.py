@@ -12,34 +12,20 @@ from typing import Any
 
 import pytest
 
+from harness.faulty_engines import DEADLY, GREEDY, deadly_prompts
 from harness.live import Server, wait_until
+from harness.preambles import calling
 
 pytestmark = pytest.mark.server
 
-DEADLY, GREEDY = 77, 78
-"""An engine that computes a prompt with the first of these as first token crashes; with the other
-one it is killed, as the kernel does for want of memory.
-"""
 TRIED = r"its engine was lost [23] times while it computed the prompt of this request"
 """It is alone the last time: before that, at most once more with others that may be why."""
-PREAMBLE = f"""
-import os, signal
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-step = GPUModelRunner.execute_model
-def deadly(self, scheduler_output, intermediate_tensors=None):
-    signals = {{{DEADLY}: signal.SIGABRT, {GREEDY}: signal.SIGKILL}}
-    for new in scheduler_output.scheduled_new_reqs:
-        if (first := (new.prompt_token_ids or [0])[0]) in signals:
-            os.kill(os.getpid(), signals[first])
-    return step(self, scheduler_output, intermediate_tensors)
-GPUModelRunner.execute_model = deadly
-"""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Yield a server whose engines such a request kills."""
-    with Server("llama", 4, preamble=PREAMBLE) as running:
+    with Server("llama", 4, preamble=calling(deadly_prompts)) as running:
         yield running
 
 

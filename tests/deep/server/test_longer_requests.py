@@ -20,10 +20,9 @@ from harness.streams import WORST_LOGPROB, Stream, stream, streamed_body, worst_
 pytestmark = pytest.mark.server
 
 REQUESTS, PROMPT, OUTPUTS = 6, 70, 160
-MOVING = """
-from flying_serving.controller import splitter
-splitter.is_better_elsewhere = lambda *_: True
-"""
+MOVING = (
+    "from flying_serving.controller import splitter; splitter.is_better_elsewhere = lambda *_: True"
+)
 TIMEOUT_S = 120.0
 
 

@@ -19,7 +19,9 @@ import pytest
 from flying_serving.cli.main import TOO_FEW_ENGINES
 from harness.chaos_load import ChaosLoad, make_jobs
 from harness.chaos_traps import EVENTS, PREAMBLE, Trap
+from harness.faulty_engines import ends_at_each_start
 from harness.live import Server, wait_until
+from harness.preambles import calling
 
 pytestmark = pytest.mark.server
 
@@ -28,17 +30,6 @@ BACK_S = 90.0
 END_S = 60.0
 SUSPECTED = "times while it computed the prompt of this request"
 FLAGS = ("--kv-cache-memory-bytes=16777216", "--max-num-batched-tokens=32", "--max-num-seqs=4")
-FAILS = """
-import os
-from flying_serving.config import deployment_of
-from flying_serving.engine import core
-build = core.build
-def fail(built):
-    if built.engine_index == 1 and deployment_of(built.vllm_config.additional_config).starts_alone:
-        os._exit(3)
-    return build(built)
-core.build = fail
-"""
 
 
 class Losing(Server):
@@ -226,7 +217,7 @@ def test_a_server_ends_below_its_least_number_of_engines() -> None:
 
 def test_an_engine_that_fails_at_each_start_is_left_alone() -> None:
     """Longer each time; the other serves, also what asks for its layout."""
-    with Server("llama", 2, preamble=FAILS) as server:
+    with Server("llama", 2, preamble=calling(ends_at_each_start)) as server:
         expected = server.complete([1, 2, 3], max_tokens=8, seed=7)["token_ids"]
         kill([server.status()["engines"][1]["pid"]])
         began_s = time.monotonic()

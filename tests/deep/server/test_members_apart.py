@@ -10,31 +10,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from harness.apart import devices_apart, members_apart
 from harness.live import Server
+from harness.preambles import calling
 
 pytestmark = pytest.mark.server
 
 PROMPT = list(range(3, 43))
 LENGTH = 24
-APART = """
-import os
-from flying_serving.vllm_adapter.model_runner import device_lane
-seed_of = device_lane.seed_of
-def other_on_one_member(seed, group, numbers):
-    # after the first error the members begin anew, with one number more
-    is_first = len(numbers) == len(group)
-    return (seed_of(seed, group, numbers) + (os.getpid() if is_first else 0)) % 2**32
-device_lane.seed_of = other_on_one_member
-"""
-DEVICES_APART = """
-from flying_serving.worker import lanes
-seed = lanes.DeviceLanes.seed
-def other_on_second_devices(self):
-    seed(self)
-    if self.device == 1:  # until the members begin anew
-        self[2]._randomness.seed(7)
-lanes.DeviceLanes.seed = other_on_second_devices
-"""
 WHY_DEVICES = (
     "device 1 of engine 0 has sampled other tokens than its device 0, in group [0, 1], by step "
 )
@@ -46,7 +29,7 @@ WHY = re.compile(
 @pytest.fixture(scope="module", params=[(), ("--async-scheduling",)], ids=["", "async"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """Two engines in one group, whose random numbers differ until they begin anew."""
-    with Server("llama", 2, *request.param, preamble=APART) as live:
+    with Server("llama", 2, *request.param, preamble=calling(members_apart)) as live:
         live.layout([[0, 1]])
         yield live
 
@@ -91,7 +74,7 @@ def test_members_that_draw_apart_end_the_groups_requests_and_no_later_ones(
 
 def test_devices_of_an_engine_that_draw_apart_end_the_groups_requests() -> None:
     """In both engines in the same way, so that the engines' first devices agree."""
-    with Server("llama", 2, "--tensor-parallel-size=2", preamble=DEVICES_APART) as server:
+    with Server("llama", 2, "--tensor-parallel-size=2", preamble=calling(devices_apart)) as server:
         server.layout([[0, 1]])
         greedy = {"temperature": 0.0}
         alone = ask(server, **greedy).raise_for_status().json()["choices"][0]["token_ids"]

@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.faulty_engines import of_unequal_memory
 from harness.live import Server, wait_until
 from harness.losing import is_whole, kill, lost
+from harness.preambles import calling
 from tests.deep.server.lifetimes import SHARED_MEMORY, Parts
 
 pytestmark = [
@@ -21,28 +23,13 @@ pytestmark = [
 
 KV_BYTES = 64 << 20
 BACK_S = 120.0
-UNEQUAL = """
-import time
-from flying_serving.config import deployment_of
-from flying_serving.engine import core
-from flying_serving.worker.worker import FlyingCPUWorker
-available, build = FlyingCPUWorker.determine_available_memory, core.build
-def fewer(worker):
-    return available(worker) // (1 + worker.engine)
-def later(built):
-    found = build(built)
-    deployment = deployment_of(built.vllm_config.additional_config)
-    if built.engine_index == 0 and not deployment.starts_alone:
-        time.sleep(3)
-    return found
-FlyingCPUWorker.determine_available_memory, core.build = fewer, later
-"""
-"""Engine 1 has half the KV memory of engine 0, and is ready before it."""
 
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Server]:
-    with Server("llama", 2, "--tensor-parallel-size=2", preamble=UNEQUAL) as started:
+    with Server(
+        "llama", 2, "--tensor-parallel-size=2", preamble=calling(of_unequal_memory)
+    ) as started:
         yield started
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from harness.live import ROOT
-from tests.deep.zoo.test_ways import RECORDED, WAYS
+from tests.deep.zoo.ways import RECORDED, WAYS
 
 if __name__ == "__main__":
     argparse.ArgumentParser("python -m tests.deep.zoo.record", description=__doc__).parse_args()

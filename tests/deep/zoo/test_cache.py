@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.deep.zoo.test_ways import RECORDED, WAYS
+from tests.deep.zoo.ways import RECORDED, WAYS
 from zoo.architectures import zoo
 from zoo.cache import code_of, is_of
 

@@ -11,26 +11,11 @@ from typing import Any
 import pytest
 
 from harness.live import ENVIRONMENT, ROOT
+from tests.deep.zoo.ways import RECORDED, WAYS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-WAYS = {
-    "Gemma2ForCausalLM": "the embedding is the head",
-    "Olmo2ForCausalLM": "Transformers backend",
-    "GPT2LMHeadModel": "fused QKV with bias",
-    "Qwen2MoeForCausalLM": "MoE with shared experts",
-    "GlmForCausalLM": "partial rotary",
-    "BloomForCausalLM": "ALiBi",
-    "GPTJForCausalLM": "parallel residual",
-    "CohereForCausalLM-norms-of-heads": "norms of heads",
-    "FalconForCausalLM-biases": "a bias of a fused layer that the model adds itself, for fewer KV "
-    "heads "
-    "than "
-    "devices",
-}
 LIMIT_S = 580
-RECORDED = ROOT / "tests" / "stock" / "zoo.json"
-"""By `python -m tests.deep.zoo.record`."""
 
 
 @pytest.fixture(scope="module")

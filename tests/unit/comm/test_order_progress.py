@@ -1,9 +1,9 @@
 """Nothing hangs: engines that take part in several groups never wait for each other in a cycle.
 
 The argument: numbers of all members are taken at once under a lock, so there is one order of all
-tickets that each member's numbers agree with. Each engine serves in the order of its numbers. Take
-the first ticket in that order whose step is not done: all that precedes it at any of its members is
-done, so no member is inside anything else, and each of them can come to it once its message is
+messages that each member's numbers agree with. Each engine serves in the order of its numbers. Take
+the first message in that order whose step is not done: all that precedes it at any of its members
+is done, so no member is inside anything else, and each of them can come to it once its message is
 there, which nothing else delays. So that step is done, and then the next.
 
 Here the argument is checked on a model of the protocol: every state that it can reach, and long
@@ -19,7 +19,7 @@ import pytest
 from flying_serving.comm.order import SequenceNumbers
 from flying_serving.layout.groups import Layout
 from tests.explorer import explore
-from tests.unit.engine.protocol import Protocol
+from tests.unit.comm.order_protocol import Protocol
 
 DEADLOCK = "deadlock: nothing can happen, and not all is done"
 NESTED = ((0, 1), (2, 3), (0, 1, 2, 3))

@@ -13,7 +13,7 @@ from flying_serving.controller.requests import ALONE, Origin
 from flying_serving.controller.settings import Settings
 from flying_serving.errors import PoolFull
 from tests.unit.controller.model_settings import settings
-from tests.unit.controller.test_pool import AGING_S, state
+from tests.unit.controller.queued import AGING_S, state
 
 LEAST = 4
 """`max_num_seqs` of `settings()`."""

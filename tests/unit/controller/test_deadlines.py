@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flying_serving.controller.deadlines import Deadlines
-from tests.unit.controller.test_pool import state
+from tests.unit.controller.queued import state
 
 
 @given(

@@ -2,7 +2,6 @@
 exactly, refusals.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,11 +10,9 @@ from hypothesis import strategies as st
 
 from flying_serving.controller.commands import Dispatch
 from flying_serving.controller.controller import Controller
-from flying_serving.controller.group_choice import STEPS_AHEAD, GroupChoice
+from flying_serving.controller.group_choice import STEPS_AHEAD
 from flying_serving.controller.loads import Loads
-from flying_serving.controller.requests import RequestSpec, RequestState
-from flying_serving.controller.settings import Capacity, Limits, Settings
-from flying_serving.controller.state import ClusterState
+from flying_serving.controller.settings import Limits, Settings
 from flying_serving.errors import RequestError
 from flying_serving.layout.groups import Group, KVSource, Layout
 from flying_serving.policy.policies import POLICIES
@@ -23,73 +20,21 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import LaneFigures, Objective
 from harness.examples import examples
+from tests.unit.controller.group_choices import (
+    LANES,
+    LIMITS,
+    SINGLES,
+    SIZES,
+    Filled,
+    choice,
+    choose,
+    request,
+)
 from tests.unit.policy.costs import costs, measured
 
-SIZES = (1, 2, 4)
 MIXED = Layout(((0, 1), (2,), (3,)))
-SINGLES = Layout.uniform(4, 1)
 LAYOUTS = [SINGLES, Layout.uniform(4, 2), Layout.uniform(4, 4), MIXED, Layout(((0,), (1,), (2, 3)))]
 GROUPS = [group for size in SIZES for group in Layout.uniform(4, size).groups]
-LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=64)
-LANES = {size: LaneFigures(cost, 4, 100 * size, 64) for size, cost in costs(SIZES).items()}
-
-
-def choice(
-    limits: Limits = LIMITS, devices: int = 1, tokens: tuple[int, ...] = (100, 200, 400)
-) -> GroupChoice:
-    """Return the choice of a server of four engines; groups of one, two and four of them hold
-    `tokens`.
-    """
-    capacity = Capacity(dict(zip(SIZES, tokens, strict=True)), devices)
-    chosen = Settings(4, capacity, POLICIES["manual"], limits, Objective(10.0))
-    return GroupChoice(ClusterState(chosen))
-
-
-class Filled(Loads):
-    """Loads to which a test adds requests."""
-
-    count = 0
-
-    def put(
-        self,
-        group: Group,
-        *,
-        tokens: float = 10,
-        prompt: int = 10,
-        done: bool = True,
-        priority: int = 0,
-    ) -> None:
-        """One that runs in a group, prefilled or not."""
-        self.count += 1
-        one = RequestState(
-            str(self.count), RequestSpec(prompt, prompt, priority=priority), SIZES, self.count, 0.0
-        )
-        self.add(one, group, tokens)
-        if done:
-            self.add_tokens(one, 1)
-
-
-def request(
-    prompt: int = 10, sizes: tuple[int, ...] = SIZES, degree: int | None = None, priority: int = 0
-) -> RequestState:
-    """Return one that waits."""
-    return RequestState(
-        "new", RequestSpec(prompt, prompt, degree=degree, priority=priority), sizes, 0, 0.0
-    )
-
-
-def choose(
-    one: RequestState,
-    layout: Layout,
-    loads: Loads,
-    tokens: float = 20,
-    by: GroupChoice | None = None,
-    lanes: Mapping[int, LaneFigures] = LANES,
-) -> Group | None:
-    """Return the group of a request of which `tokens` are expected, beside these loads."""
-    chooses = by or choice()
-    chooses.state.loads = loads
-    return chooses.choose(one, layout, lanes, tokens)
 
 
 # ---- what can run at all

@@ -18,8 +18,8 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import URGENCY, LaneFigures, Objective
 from harness.examples import examples
-from tests.unit.controller.test_group_choice import SINGLES, Filled, choice, choose
-from tests.unit.controller.test_group_choice import request as waits
+from tests.unit.controller.group_choices import SINGLES, Filled, choice, choose
+from tests.unit.controller.group_choices import request as waits
 
 APART = Layout.uniform(4, 1)
 MAX_NUM_SEQS, STEP_TOKENS = 8, 512

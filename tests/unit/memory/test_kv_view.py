@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flying_serving.memory.kv_view import KVView, heads_of
 from harness.examples import examples
-from tests.unit.memory.lanes import Kind, Memory, Model
+from tests.unit.memory.flat_memory import Kind, Memory, Model
 
 SIZES = (1, 2, 4)
 

@@ -23,7 +23,7 @@ from flying_serving.memory.states import StateCut
 from flying_serving.migration.copy_plan import WorkerId, rank_of
 from flying_serving.migration.transfer import REPETITIONS, measure, pull_beside_kv, pull_kv
 from flying_serving.wire import MigrationRow
-from tests.unit.memory.lanes import Kind, Model
+from tests.unit.memory.flat_memory import Kind, Model
 from tests.unit.migration.workers import ENGINES, SIZES, Workers
 
 GROUPS: list[Group] = [

@@ -13,7 +13,7 @@ from flying_serving.memory.arena import Arena
 from flying_serving.memory.kv_groups import one_group
 from flying_serving.memory.peers import PeerKV, announce_kv
 from flying_serving.migration.copy_plan import WorkerId
-from tests.unit.memory.lanes import Memory, Model
+from tests.unit.memory.flat_memory import Memory, Model
 
 ENGINES, SIZES = 4, (1, 2, 4)
 TIMEOUT_S = 60.0

@@ -55,3 +55,9 @@ def snapshot(
     sizes = [size for size in SIZES if size <= engines]
     figures = lanes_of(lanes or costs(tuple(sizes), fixed=0.5, rest=0.65), migrations)
     return Snapshot(0.0, layout, Layout.all(engines, sizes), figures, loads or {}, work, needs)
+
+
+def chosen(policy: str, shot: Snapshot) -> Layout:
+    """Return the layout that a policy wants."""
+    decision = decide(policy, shot)
+    return shot.layout if decision is None else decision.layout

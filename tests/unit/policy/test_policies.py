@@ -18,9 +18,18 @@ from flying_serving.predict.migrations import MigrationCost
 from flying_serving.predict.work import Work
 from harness.examples import examples
 from tests.unit.policy.costs import costs
-from tests.unit.policy.node import arrivals, serve
-from tests.unit.policy.snapshots import BUSY, OBJECTIVE, QUIET, SIZES, decide, load, snapshot
-from tests.unit.policy.test_switching import situations
+from tests.unit.policy.simulated import arrivals, serve
+from tests.unit.policy.situations import situations
+from tests.unit.policy.snapshots import (
+    BUSY,
+    OBJECTIVE,
+    QUIET,
+    SIZES,
+    chosen,
+    decide,
+    load,
+    snapshot,
+)
 
 NARROW, PAIRS, WIDE = (Layout.uniform(4, size) for size in SIZES)
 LAYOUTS = Layout.all(4, SIZES)
@@ -29,12 +38,6 @@ LONG, LONGER = (
 )
 URGENT = Need(2, urgent=True, reason="priority: 1 urgent requests", waiting=1)
 NEEDS = st.lists(st.sampled_from([LONG, LONGER, URGENT]), max_size=2, unique=True)
-
-
-def chosen(policy: str, shot: Snapshot) -> Layout:
-    """Return the layout that a policy wants."""
-    decision = decide(policy, shot)
-    return shot.layout if decision is None else decision.layout
 
 
 # ---- what is decided

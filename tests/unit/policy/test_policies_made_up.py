@@ -20,8 +20,8 @@ from flying_serving.policy.policies import Policy
 from flying_serving.policy.ranking import Ranking
 from flying_serving.policy.snapshot import Decision, Snapshot
 from flying_serving.predict.work import Objective
+from tests.unit.policy.situations import situations
 from tests.unit.policy.snapshots import OBJECTIVE, QUIET, SIZES, decide, load, snapshot
-from tests.unit.policy.test_switching import situations
 
 NARROW, PAIRS, WIDE = (Layout.uniform(4, size) for size in SIZES)
 

@@ -8,7 +8,7 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.snapshot import Snapshot
 from flying_serving.predict.work import Objective, Work
 from tests.unit.policy.costs import Costs, costs
-from tests.unit.policy.node import arrivals, serve
+from tests.unit.policy.simulated import arrivals, serve
 from tests.unit.policy.snapshots import decide, load, snapshot
 
 APART, TOGETHER = (Layout.uniform(2, size) for size in (1, 2))

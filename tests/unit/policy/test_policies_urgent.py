@@ -11,9 +11,8 @@ from flying_serving.policy.snapshot import Need, Snapshot
 from flying_serving.policy.switching import next_end_s
 from flying_serving.predict.work import weight
 from harness.examples import examples
-from tests.unit.policy.snapshots import BUSY, decide, load, snapshot
-from tests.unit.policy.test_policies import chosen
-from tests.unit.policy.test_switching import situations
+from tests.unit.policy.situations import situations
+from tests.unit.policy.snapshots import BUSY, chosen, decide, load, snapshot
 
 NARROW = Layout.uniform(4, 1)
 WAITS = Need(2, urgent=True, reason="priority: 1 urgent requests", waiting=1)

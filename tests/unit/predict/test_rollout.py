@@ -16,7 +16,7 @@ from flying_serving.predict.steps import StepCost
 from flying_serving.predict.work import NO_INTERFERENCE, Interference, LaneFigures, Work
 from harness.examples import examples
 from tests.unit.policy.costs import costs
-from tests.unit.policy.node import BLOCKS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, arrivals, serve
+from tests.unit.policy.simulated import BLOCKS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, arrivals, serve
 from tests.unit.policy.snapshots import OBJECTIVE
 
 PROMPT, OUTPUT = 288.0, 56.0

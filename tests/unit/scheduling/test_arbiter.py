@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.scheduling.arbiter import HOLD_OLDER_S, HOLD_S, LaneArbiter, StepLane, Wait
 from harness.examples import examples
-from tests.unit.scheduling.nodes import EVENLY_S, GROUPS, ORDER_S, PRESENT, node, runs, steps
-from tests.unit.scheduling.virtual_node import TICK_S, Node
+from tests.unit.scheduling.arbitrated import EVENLY_S, GROUPS, ORDER_S, PRESENT, node, runs, steps
+from tests.unit.scheduling.virtual_node import TICK_S, VirtualNode
 
 # ---- nobody starves
 
@@ -43,7 +43,7 @@ def test_every_lane_with_work_gets_a_step_in_time(
     arbiters = [LaneArbiter(k, max_pause_s) for _ in range(4)]
     for one, size in zip(arbiters, present, strict=True):
         one.switch(size, hard=hard, weave_steps=k, now_s=0.0)
-    engines = Node(
+    engines = VirtualNode(
         arbiters,
         busy,
         lambda group: slow.get(group, 0.02) * chance.uniform(0.8, 1.2),
@@ -79,7 +79,7 @@ def test_busy_lane_is_not_starved_by_switches(
     """One lane has work all the time, others come and go, and layouts change at any moment."""
     chance = random.Random(seed)
     arbiters = [LaneArbiter(1, 0.1) for _ in range(4)]
-    engines = Node(
+    engines = VirtualNode(
         arbiters,
         {always},
         lambda group: chance.uniform(0.005, 0.05),

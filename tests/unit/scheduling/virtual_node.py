@@ -47,7 +47,7 @@ class EngineState:
     waits: list[tuple[float, float | None]] = field(default_factory=list)
 
 
-class Node:
+class VirtualNode:
     """Engines 0..n-1 whose lanes have work without end, or as `has_work` says.
 
     Args:

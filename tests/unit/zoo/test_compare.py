@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.zoo.answers import answers
+from tests.unit.zoo.made_answers import answers
 from zoo.compare import TOLERANCE, Answers, compare, compare_rounded, rounding, says_little
 from zoo.requests import TOP
 

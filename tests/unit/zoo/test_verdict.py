@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.zoo.answers import answers
+from tests.unit.zoo.made_answers import answers
 from zoo.lanes import Ended
 from zoo.page import page
 from zoo.survey import cause_of_end, refusal, root_cause

@@ -13,7 +13,7 @@ from harness import both_ways
 STEPS = "flying:token_parallel_steps_total"
 
 
-class Server:
+class SameAnswers:
     """A server that gives the same answer to all. `divides`: whether the next prompts divide
     tokens, over and over.
     """
@@ -41,7 +41,7 @@ class Server:
 
 
 def test_first_tokens_are_timed_both_ways_for_each_length() -> None:
-    server = Server(True, False)
+    server = SameAnswers(True, False)
     site: Any = {"ours both ways, large": server}
     figures = times.prompts_both_ways(site).split("; ")
     assert [figure.split(":")[0] for figure in figures] == ["2000", "8000"]
@@ -58,14 +58,14 @@ def test_figure_is_the_median_of_each_way_without_its_first() -> None:
 
 @pytest.mark.parametrize("divides", [True, False])
 def test_line_fails_if_all_prompts_went_one_way(divides: bool) -> None:
-    site: Any = {"ours both ways, large": Server(divides)}
+    site: Any = {"ours both ways, large": SameAnswers(divides)}
     with pytest.raises(AssertionError, match="prompts divided tokens"):
         times.prompts_both_ways(site)
 
 
 def test_answers_of_both_ways_are_compared_with_stocks_at_both_degrees() -> None:
-    ours = Server(True, False)
-    site: Any = {"stock float32": Server(), "ours both ways": ours}
+    ours = SameAnswers(True, False)
+    site: Any = {"stock float32": SameAnswers(), "ours both ways": ours}
     figure = results.both_ways_as_stock(site)
     assert figure.startswith("degree 2: 12 of 12 answers equal, logprobs within 0.0e+00; degree 4:")
     assert figure.endswith("; 6 and 6 steps divided tokens")
@@ -73,13 +73,13 @@ def test_answers_of_both_ways_are_compared_with_stocks_at_both_degrees() -> None
 
 
 def test_other_answers_than_stocks_fail() -> None:
-    site: Any = {"stock float32": Server(), "ours both ways": Server(True, tokens=(5, 7))}
+    site: Any = {"stock float32": SameAnswers(), "ours both ways": SameAnswers(True, tokens=(5, 7))}
     with pytest.raises(AssertionError, match="0 of 12 answers equal"):
         results.both_ways_as_stock(site)
 
 
 def test_answers_without_a_step_that_divided_tokens_fail() -> None:
-    site: Any = {"stock float32": Server(), "ours both ways": Server(False)}
+    site: Any = {"stock float32": SameAnswers(), "ours both ways": SameAnswers(False)}
     with pytest.raises(AssertionError, match=r"0 and 0 steps divided tokens$"):
         results.both_ways_as_stock(site)
 

@@ -64,7 +64,7 @@ def work(directory: str, place: tuple[int, int, int, int], end: Connection) -> N
     pool.close()
 
 
-class Worker:
+class WorkerProcess:
     """One worker's pool, in a process of its own."""
 
     def __init__(self, directory: str, *place: int) -> None:
@@ -101,18 +101,18 @@ class Workers:
 
     def __init__(self, directory: str, engines: int, devices: int, stack: ExitStack) -> None:
         self.directory, self.engines, self.devices, self._stack = directory, engines, devices, stack
-        self._workers: dict[tuple[int, int], Worker] = {}
+        self._workers: dict[tuple[int, int], WorkerProcess] = {}
         for engine in range(engines):
             self.start(engine)
 
     def start(self, engine: int) -> None:
         """Start all devices of an engine, for the first time or again."""
         for device in range(self.devices):
-            worker = Worker(self.directory, engine, device, self.engines, self.devices)
+            worker = WorkerProcess(self.directory, engine, device, self.engines, self.devices)
             self._stack.callback(worker.leave)
             self._workers[engine, device] = worker
 
-    def of(self, *engines: int) -> list[Worker]:
+    def of(self, *engines: int) -> list[WorkerProcess]:
         """All devices of some engines, in the order of ranks."""
         return [
             self._workers[engine, device] for device in range(self.devices) for engine in engines

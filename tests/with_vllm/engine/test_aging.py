@@ -2,81 +2,16 @@
 preempted.
 """
 
-from __future__ import annotations
-
 import pytest
-from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
-from flying_serving.engine.aging import Aging
 from flying_serving.vllm_adapter.scheduler.priorities import FOREMOST
-from flying_serving.vllm_adapter.scheduler.scheduler import lane_class
-from harness.live import tiny
-from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
+from tests.with_vllm.vllm_adapter.one_token import AGING_S, OneTokenLane
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
-AGING_S = 10.0
-BLOCK = 16
 
-
-class Lane:
-    """A scheduler of production without a model: every request gets the same token again and
-    again.
-    """
-
-    def __init__(
-        self,
-        policy: str,
-        *,
-        blocks: int = 100,
-        max_num_seqs: int = 1,
-        step_tokens: int | None = None,
-        chunk_tokens: int = 0,
-    ) -> None:
-        args = EngineArgs(
-            str(tiny("llama")),
-            max_model_len=512,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=step_tokens,
-            long_prefill_token_threshold=chunk_tokens,
-            scheduling_policy=policy,
-            enable_prefix_caching=False,
-        )
-        config = args.create_engine_config()
-        config.cache_config.num_gpu_blocks = blocks
-        self.scheduler = lane_class(AsyncScheduler)(
-            config, of_one_layer(blocks, BLOCK), StructuredOutputManager(config), BLOCK
-        )
-        self.aging = Aging(AGING_S)
-        self.count = 0
-
-    def arrive(
-        self, request_id: str, priority: int, now_s: float, *, tokens: int = 4, outputs: int = 400
-    ) -> Request:
-        params = SamplingParams(max_tokens=outputs, ignore_eos=True)
-        made = Request(
-            request_id, [1] * tokens, params, None, arrival_time=now_s, priority=priority
-        )
-        self.aging.arrived(self.scheduler, request_id, now_s)
-        self.scheduler.add_request(made)
-        return made
-
-    def step(self) -> set[str]:
-        """Schedule and compute. Returns what was scheduled."""
-        plan: SchedulerOutput = self.scheduler.schedule()
-        ids = list(plan.num_scheduled_tokens)
-        output = ModelRunnerOutput(ids, {name: i for i, name in enumerate(ids)}, [[7] for _ in ids])
-        self.scheduler.update_from_output(plan, output)
-        return set(ids)
-
-
-def until_begun(lane: Lane, name: str, *, every_s: float) -> float:
+def until_begun(lane: OneTokenLane, name: str, *, every_s: float) -> float:
     """One urgent request after another comes, each when one has ended. Returns when `name` is
     scheduled.
     """
@@ -92,12 +27,12 @@ def until_begun(lane: Lane, name: str, *, every_s: float) -> float:
 
 def test_urgent_requests_pass_an_old_request_until_it_has_aged() -> None:
     """One step and one slot each second, and an urgent request that wants it."""
-    assert AGING_S <= until_begun(Lane("priority"), "old", every_s=1.0) <= AGING_S + 2
+    assert AGING_S <= until_begun(OneTokenLane("priority"), "old", every_s=1.0) <= AGING_S + 2
 
 
 def test_another_policy_is_left_alone() -> None:
     """First come, first served does not starve anyone."""
-    lane = Lane("fcfs")
+    lane = OneTokenLane("fcfs")
     old = lane.arrive("old", 3, 0.0)
     lane.arrive("new", 0, 2 * AGING_S)
     assert old.priority == 3
@@ -108,7 +43,7 @@ def test_an_aged_request_is_not_preempted_for_a_later_one() -> None:
     """Two that run share blocks for one of them only: the one that goes is the later one, however
     urgent.
     """
-    lane = Lane("priority", blocks=1 + 8, max_num_seqs=2)
+    lane = OneTokenLane("priority", blocks=1 + 8, max_num_seqs=2)
     lane.arrive("old", 0, 0.0, tokens=60)
     lane.step()
     lane.arrive("urgent", -5, AGING_S, tokens=60)
@@ -118,14 +53,14 @@ def test_an_aged_request_is_not_preempted_for_a_later_one() -> None:
     assert scheduled == {"old"}
 
 
-def noted(lane: Lane) -> list[str]:
+def noted(lane: OneTokenLane) -> list[str]:
     """Return of whom it is known when they arrived."""
     return [request_id for arrivals in lane.aging._arrivals.values() for _, request_id in arrivals]
 
 
 def test_ended_requests_do_not_age() -> None:
     """Nothing is left of requests that arrived long ago."""
-    lane = Lane("priority")
+    lane = OneTokenLane("priority")
     for number in range(5):
         lane.arrive(f"r{number}", 0, float(number), outputs=1)
         lane.step()
@@ -138,7 +73,7 @@ def test_ended_request_is_forgotten_before_it_would_age(aborted: bool) -> None:
     """Whatever happens within that time: one entry for each that is there, and at most as many of
     others.
     """
-    lane = Lane("priority")
+    lane = OneTokenLane("priority")
     lane.arrive("old", 9, 0.0)
     for number in range(300):
         name = f"r{number}"
@@ -153,7 +88,7 @@ def test_ended_request_is_forgotten_before_it_would_age(aborted: bool) -> None:
 
 def test_waiting_request_ages_after_others_were_forgotten() -> None:
     """With the time at which it arrived."""
-    lane = Lane("priority")
+    lane = OneTokenLane("priority")
     for number in range(20):
         lane.arrive(f"r{number}", 0, 0.1 * number)
     lane.scheduler.finish_requests(
@@ -171,7 +106,7 @@ def test_waiting_request_ages_after_others_were_forgotten() -> None:
 
 def test_more_of_a_prompt_is_no_arrival() -> None:
     """A request ages from when it arrived, once."""
-    lane = Lane("priority")
+    lane = OneTokenLane("priority")
     lane.arrive("a", 0, 0.0)
     lane.aging.arrived(lane.scheduler, "a", 1.0)
     assert noted(lane) == ["a"]
@@ -195,7 +130,7 @@ def one_arrival(compared: list[str], waiting: int, aged: int) -> int:
     """Return what it takes where so many wait, the later the more urgent, and so many have just
     aged.
     """
-    lane = Lane("priority")
+    lane = OneTokenLane("priority")
     for number in range(waiting):
         lane.arrive(f"{number:05}", -number, 0.0 if number < aged else 1.0)
     compared.clear()

@@ -7,17 +7,17 @@ import pytest
 
 from flying_serving.engine.block_lending import RECLAIM_WAIT_S
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
-from tests.with_vllm.engine.node import Engine, Node, outputs
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.engine.looping_node import LoopingEngine, LoopingNode, outputs
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 PROMPT, OUTPUTS, HAD = 18, 20, 2
 
 
-def moved() -> tuple[Node, Engine]:
+def moved() -> tuple[LoopingNode, LoopingEngine]:
     """A request has come from the group to engine 1, whose other blocks are in use or lent. Engine
     0, which leads the group, is in a long step: it has not heard that the KV is pulled.
     """
-    node = Node(30, overlaps=False, tick_s=0.0)
+    node = LoopingNode(30, overlaps=False, tick_s=0.0)
     node.add(make("a", 3, PROMPT, OUTPUTS), 2)
     node.run_until_tokens("a", HAD)
     node.run(4)

@@ -5,17 +5,17 @@ import pytest
 from flying_serving.engine import caches
 from flying_serving.engine.caches import RESET_WAIT_S, reset_prefix_caches
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
-from tests.with_vllm.engine.node import Node, outputs
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.engine.looping_node import LoopingNode, outputs
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 FORCED = {"reset_running_requests": True, "reset_connector": False}
 
 
-def pulling() -> tuple[Node, int]:
+def pulling() -> tuple[LoopingNode, int]:
     """A request that goes from engine 1 to the group, whose members are about to copy its KV; and
     how many tokens it had.
     """
-    node = Node(overlaps=False)
+    node = LoopingNode(overlaps=False)
     node.add(make("a", 3, 9, 12), 1, 1)
     for _ in range(4):
         node.engines[1].run()

@@ -22,7 +22,7 @@ from flying_serving.scheduling.arbiter import Wait
 RUNNING, REQUESTED = EngineShutdownState.RUNNING, EngineShutdownState.REQUESTED
 
 
-class Engine(FlyingEngineCore):
+class EndingEngine(FlyingEngineCore):
     """The production class, with the state that vLLM's constructor would make of it, as far as its
     end needs it.
     """
@@ -49,7 +49,7 @@ class Engine(FlyingEngineCore):
         self.sent.append(ids)
 
 
-engine: Any = Engine
+engine: Any = EndingEngine
 REQUEST = SimpleNamespace(request_id="a", client_index=0)
 
 

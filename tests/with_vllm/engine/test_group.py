@@ -82,9 +82,9 @@ def test_workers_are_told_of_finished_requests_in_a_last_empty_step() -> None:
 # ---- lending
 
 
-def test_a_round_ask_grant_commit() -> None:
-    """Every member is asked, the leader waits for all answers, and all lend the least that was
-    offered.
+def test_a_round_of_lending_asks_reserves_and_lends() -> None:
+    """Every member is asked, the leader waits for all answers, and all lend the least that one has
+    reserved.
     """
     pair = Pair()
     pair.own[1].add("local", 4 * BLOCK, 8)
@@ -131,10 +131,10 @@ def test_blocks_reserved_ahead_leave_the_blocks_of_local_requests() -> None:
     ask: Any = pair.inboxes.of_engine[1][1]
     assert ask.needed == 0
     assert pair.members[1].reserve(ask) == ask.count - 4
-    grant: Any = pair.inboxes.of_engine[0][-1]
+    answer: Any = pair.inboxes.of_engine[0][-1]
     free = 12 - 2 - 1
-    assert grant.count == free - 5
-    assert len(pair.members[1].lent.reserved) == grant.count
+    assert answer.count == free - 5
+    assert len(pair.members[1].lent.reserved) == answer.count
 
 
 def test_a_waiting_local_request_takes_no_block_of_a_groups_running_one() -> None:
@@ -251,7 +251,7 @@ def test_leader_asks_for_no_blocks_if_enough_or_none_are_left() -> None:
     assert pair.kinds(0) == ["RunStep"]
 
 
-def test_leader_without_a_grant_goes_on_and_asks_again_later() -> None:
+def test_leader_for_whom_none_is_reserved_goes_on_and_asks_again_later() -> None:
     """Neither at once, over and over, nor never."""
     pair = Pair()
     pair.own[1].add("local", 12 * BLOCK, 1)

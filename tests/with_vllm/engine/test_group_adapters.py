@@ -6,8 +6,8 @@ import pytest
 from vllm.config.lora import LoRAConfig
 
 from flying_serving.vllm_adapter.lora.notes import AdapterNotes
-from tests.with_vllm.engine.node import Node, outputs
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.engine.looping_node import LoopingNode, outputs
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
@@ -18,17 +18,17 @@ WHY = "the files of adapter 'm' have changed since it was loaded"
 
 
 @pytest.fixture(params=[False, True], ids=["one step", "two steps"])
-def node(request: pytest.FixtureRequest) -> Node:
-    return Node(overlaps=request.param, lora=LoRAConfig(max_loras=2))
+def node(request: pytest.FixtureRequest) -> LoopingNode:
+    return LoopingNode(overlaps=request.param, lora=LoRAConfig(max_loras=2))
 
 
-def lack(node: Node, engine: int) -> None:
+def lack(node: LoopingNode, engine: int) -> None:
     """An engine lacks an adapter in the step that it is in."""
     AdapterNotes(node.run_dir).failed(LACKED, engine, WHY, node.clock())
 
 
 @pytest.mark.parametrize("engine", [0, 1])
-def test_requests_end_when_a_member_of_their_group_lacks_it(node: Node, engine: int) -> None:
+def test_requests_end_when_a_member_of_their_group_lacks_it(node: LoopingNode, engine: int) -> None:
     for family, adapter in enumerate((LACKED, OTHER, None), 1):
         node.add(make(str(adapter), family, PROMPT, OUTPUTS, adapter=adapter), 2)
     node.run_until_tokens("1", 2)
@@ -44,7 +44,7 @@ def test_requests_end_when_a_member_of_their_group_lacks_it(node: Node, engine: 
     assert node.tokens["later"] == outputs(4, PROMPT, OUTPUTS)
 
 
-def test_requests_of_lane_1_end_when_their_own_engine_lacks_it(node: Node) -> None:
+def test_requests_of_lane_1_end_when_their_own_engine_lacks_it(node: LoopingNode) -> None:
     node.add(make("a", 1, PROMPT, OUTPUTS, adapter=LACKED), 1)
     node.run_until_tokens("a", 2)
     lack(node, 1)

@@ -3,8 +3,8 @@
 from flying_serving.engine.step_log import divide_steps
 from flying_serving.parallelism import Parallelism
 from flying_serving.wire import CalibrationRow
-from tests.with_vllm.engine.node import Node, outputs
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.engine.looping_node import LoopingNode, outputs
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 TENSOR, TOKEN = Parallelism
 PROMPT = 20
@@ -24,9 +24,9 @@ def rows(token_s: float, *divisions: Parallelism) -> list[CalibrationRow]:
     ]
 
 
-def served(measured: list[CalibrationRow]) -> Node:
+def served(measured: list[CalibrationRow]) -> LoopingNode:
     """Return a node whose group has served a request, by these measurements."""
-    node = Node()
+    node = LoopingNode()
     for engine in node.engines:
         divide_steps(engine.loop.lanes, engine.steps, measured)
     node.add(make("a", 1, PROMPT, 6), 2)

@@ -12,12 +12,12 @@ from flying_serving.engine.caches import reset_prefix_caches
 from flying_serving.engine.messages import RunStep
 from flying_serving.scheduling.arbiter import HOLD_S, Wait
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY
-from tests.with_vllm.engine.node import Node, outputs
-from tests.with_vllm.vllm_adapter.lanes import make, token
+from tests.with_vllm.engine.looping_node import LoopingNode, outputs
+from tests.with_vllm.vllm_adapter.kv_lanes import make, token
 
 
 def test_second_step_is_launched_before_the_first_output_is_taken() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 12), 2)
     node.finish()
     assert node.tokens == {"a": outputs(1, 6, 12)}
@@ -25,16 +25,16 @@ def test_second_step_is_launched_before_the_first_output_is_taken() -> None:
 
 
 def test_group_with_a_synchronous_scheduler_has_one_step_outstanding() -> None:
-    node = Node(overlaps=False)
+    node = LoopingNode(overlaps=False)
     node.add(make("a", 1, 6, 12), 2)
     node.finish()
     assert node.tokens == {"a": outputs(1, 6, 12)}
     assert node.engines[0].worker.most_kept == 0
 
 
-def present() -> Node:
+def present() -> LoopingNode:
     """A node whose layout is the group: its leader announces that it goes on."""
-    node = Node()
+    node = LoopingNode()
     for engine in node.engines:
         engine.loop.arbiter.switch(2, hard=False, weave_steps=1, now_s=node.now_s)
     return node
@@ -85,7 +85,7 @@ def test_member_waits_for_an_announced_step_before_it_takes_an_output() -> None:
 
 
 def test_request_at_its_token_limit_gets_no_step_too_many() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 5), 2)
     node.finish()
     assert node.ended == {"a": "length"}
@@ -94,7 +94,7 @@ def test_request_at_its_token_limit_gets_no_step_too_many() -> None:
 
 
 def test_request_at_the_longest_length_ends_there() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 60, 40), 2)
     node.finish()
     assert node.tokens == {"a": outputs(1, 60, 4)}
@@ -102,7 +102,7 @@ def test_request_at_the_longest_length_ends_there() -> None:
 
 
 def test_token_after_a_stop_token_that_is_seen_late_is_dropped() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 30, stop_at=10), 2)
     node.add(make("b", 2, 6, 20), 2)
     node.finish()
@@ -111,7 +111,7 @@ def test_token_after_a_stop_token_that_is_seen_late_is_dropped() -> None:
 
 
 def test_aborted_request_gets_no_token_of_an_outstanding_step() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 30), 2)
     node.add(make("b", 2, 6, 20), 2)
     node.run_until_tokens("a", 4)
@@ -123,7 +123,7 @@ def test_aborted_request_gets_no_token_of_an_outstanding_step() -> None:
 
 
 def test_abort_that_comes_during_a_step_drops_its_token() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 30), 2)
     node.run_until_tokens("a", 4)
     had = len(node.tokens["a"])
@@ -135,7 +135,7 @@ def test_abort_that_comes_during_a_step_drops_its_token() -> None:
 @pytest.mark.parametrize("outstanding", [1, 2])
 def test_migrating_request_goes_on_with_its_kv_and_the_same_tokens(outstanding: int) -> None:
     """The tokens that outstanding steps sample are sampled again where the request goes on."""
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 3, 10, 30), 2)
     node.run_until_tokens("a", 4)
     node.run_until_outstanding(outstanding)
@@ -159,7 +159,7 @@ def test_migrating_request_goes_on_with_its_kv_and_the_same_tokens(outstanding: 
 
 @pytest.mark.parametrize("had", [1, 5])
 def test_request_that_comes_with_history_goes_on_in_the_group(had: int) -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 3, 10, 12, had=had), 2)
     node.add(make("b", 2, 7, 9), 2)
     node.finish()
@@ -167,7 +167,7 @@ def test_request_that_comes_with_history_goes_on_in_the_group(had: int) -> None:
 
 
 def test_request_that_is_preempted_with_a_token_outstanding_loses_none() -> None:
-    node = Node(blocks=13)
+    node = LoopingNode(blocks=13)
     node.add(make("a", 1, 12, 28), 2)
     node.add(make("b", 2, 12, 28), 2)
     node.finish()
@@ -176,7 +176,7 @@ def test_request_that_is_preempted_with_a_token_outstanding_loses_none() -> None
 
 
 def test_plan_of_nothing_waits_for_the_outstanding_output() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 2), 2)
     node.run_until_outstanding(1)
     planned = []
@@ -195,7 +195,7 @@ def test_plan_of_nothing_waits_for_the_outstanding_output() -> None:
 
 
 def test_request_with_a_grammar_is_planned_after_the_token_before() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 12), 2)
     node.run(8)
     (request,) = node.leader.scheduler.running
@@ -208,7 +208,7 @@ def test_request_with_a_grammar_is_planned_after_the_token_before() -> None:
 
 def test_lanes_take_turns_as_if_each_step_were_over() -> None:
     """With a step of lane 1 to make, the group plans none ahead."""
-    node = Node()
+    node = LoopingNode()
     node.engines[0].loop.arbiter.switch(2, hard=False, weave_steps=1, now_s=node.now_s)
     node.add(make("a", 1, 6, 20), 2)
     node.add(make("b", 2, 6, 20), 1)
@@ -223,7 +223,7 @@ def test_lanes_take_turns_as_if_each_step_were_over() -> None:
 @pytest.mark.parametrize("outstanding", [1, 2])
 @pytest.mark.parametrize("hard", [False, True])
 def test_switch_while_steps_are_outstanding_loses_no_token(outstanding: int, hard: bool) -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 20), 2)
     node.run(8)
     for engine in node.engines:
@@ -237,7 +237,7 @@ def test_switch_while_steps_are_outstanding_loses_no_token(outstanding: int, har
 
 
 def test_reset_of_running_requests_takes_outstanding_outputs_first() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 9, 20), 2)
     node.run(8)
     node.run_until_outstanding(2)
@@ -253,7 +253,7 @@ def test_reset_of_running_requests_takes_outstanding_outputs_first() -> None:
 
 def test_engine_takes_outputs_before_it_waits() -> None:
     """A paused group plans no step, and the token of the last one must not wait for it."""
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 20), 2)
     node.run(8)
     node.run_until_outstanding(1)
@@ -271,7 +271,7 @@ def test_engine_takes_outputs_before_it_waits() -> None:
 
 
 def test_durations_of_overlapping_steps_do_not_overlap() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 20), 2)
     began_s = node.now_s
     node.finish()
@@ -283,7 +283,7 @@ def test_durations_of_overlapping_steps_do_not_overlap() -> None:
 @pytest.mark.parametrize("stop_at", [None, 21])
 def test_preemption_beside_an_outstanding_step_delivers_its_token(stop_at: int | None) -> None:
     """The outstanding step samples one more token of a request that has no blocks any more."""
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 12, 28, stop_at=stop_at), 2)
     node.run_until_tokens("a", 9)
     node.run_until_outstanding(1)
@@ -298,7 +298,7 @@ def test_preemption_beside_an_outstanding_step_delivers_its_token(stop_at: int |
 
 
 def test_arbiter_counts_the_time_of_overlapping_steps_once() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 20), 2)
     steps: list[tuple[float, float]] = []
     for _ in range(80):

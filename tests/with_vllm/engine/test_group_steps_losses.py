@@ -8,8 +8,8 @@ import pytest
 
 from flying_serving.engine.messages import BeginAnew
 from flying_serving.errors import CollectiveTimeout, EngineLost
-from tests.with_vllm.engine.node import Node, outputs
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.engine.looping_node import LoopingNode, outputs
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 WHY = "engine 1 has sampled other tokens than engine 0, which leads group [0, 1], by step {}"
 
@@ -17,12 +17,12 @@ WHY = "engine 1 has sampled other tokens than engine 0, which leads group [0, 1]
 # ---- members that sample apart
 
 
-def apart(outstanding: int) -> tuple[Node, int]:
+def apart(outstanding: int) -> tuple[LoopingNode, int]:
     """Two requests run in a group whose member samples other tokens from now on.
 
     Returns the number of the first step of which it does, too.
     """
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 4, 30), 2)
     node.add(make("b", 2, 4, 30), 2)
     node.run_until_tokens("b", 4)
@@ -95,7 +95,7 @@ def test_members_that_are_apart_again_begin_anew_again() -> None:
 
 
 def test_members_apart_in_a_synchronous_group_end_its_requests() -> None:
-    node = Node(overlaps=False)
+    node = LoopingNode(overlaps=False)
     node.add(make("a", 1, 4, 30), 2)
     node.run_until_tokens("a", 4)
     member = node.engines[1].worker
@@ -108,9 +108,9 @@ def test_members_apart_in_a_synchronous_group_end_its_requests() -> None:
 # ---- members whose notes come late
 
 
-def without_notes() -> tuple[Node, list[Any]]:
+def without_notes() -> tuple[LoopingNode, list[Any]]:
     """A group of which the member's notes do not come any more, and what it has noted since."""
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 30), 2)
     node.run_until_tokens("a", 4)
     notes: list[Any] = []
@@ -180,7 +180,7 @@ def test_a_machine_that_was_stopped_is_no_member_that_does_not_note() -> None:
 
 
 def test_lost_member_ends_an_engine_that_does_not_survive_it() -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 30), 2)
     node.run(4)
     node.engines[0].loop.membership = None
@@ -194,7 +194,7 @@ def test_lost_member_ends_an_engine_that_does_not_survive_it() -> None:
 def test_lost_member_takes_the_group_with_its_outstanding_steps(
     outstanding: int, notices: bool
 ) -> None:
-    node = Node()
+    node = LoopingNode()
     node.add(make("a", 1, 6, 30), 2)
     node.run_until_tokens("a", 3)
     node.run_until_outstanding(outstanding)
@@ -245,7 +245,7 @@ def test_group_that_is_lost_before_it_begins_anew_starts_afresh() -> None:
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_steps_after_a_loss_are_timed_again(overlaps: bool) -> None:
     """The output of a step that was planned before the loss never comes."""
-    node = Node(overlaps=overlaps)
+    node = LoopingNode(overlaps=overlaps)
     node.add(make("a", 1, 6, 30), 2)
     node.run_until_tokens("a", 3)
     node.run_until_outstanding(1)

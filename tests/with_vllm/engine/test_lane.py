@@ -10,10 +10,10 @@ from vllm.v1.request import RequestStatus
 
 from flying_serving.comm.board import StepBoard
 from flying_serving.engine.lane import EngineLanes
-from tests.with_vllm.engine.node import Node
+from tests.with_vllm.engine.looping_node import LoopingNode
 from tests.with_vllm.engine.pairs import GROUP, Pair
 from tests.with_vllm.engine.schedulers import BLOCK
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_lane_whose_leader_is_lost_is_not_active(boards: list[StepBoard]) -> N
 
 
 def test_a_member_sees_without_a_step_that_requests_have_left() -> None:
-    node = Node(overlaps=False)
+    node = LoopingNode(overlaps=False)
     leader, member = node.engines
     node.add(make("a", 3, 4, 9), 2)
     node.run_until_tokens("a", 1)

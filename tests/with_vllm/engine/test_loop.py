@@ -11,17 +11,17 @@ from flying_serving.migration.offers import Offer
 from flying_serving.migration.source import RETAIN_S
 from flying_serving.scheduling.arbiter import Wait
 from flying_serving.vllm_adapter.keys import AHEAD_KEY, MIGRATED_FROM_KEY, OFFER_KEY
-from tests.with_vllm.engine.node import Engine, Node
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.engine.looping_node import LoopingEngine, LoopingNode
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 
-def alone(blocks: int = 20) -> tuple[Node, Engine]:
+def alone(blocks: int = 20) -> tuple[LoopingNode, LoopingEngine]:
     """An engine without others, whose time passes when a test says so."""
-    node = Node(blocks, engines=1, tick_s=0.0)
+    node = LoopingNode(blocks, engines=1, tick_s=0.0)
     return node, node.engines[0]
 
 
-def run(engine: Engine, steps: int) -> None:
+def run(engine: LoopingEngine, steps: int) -> None:
     """Rounds of the loop, each with a step of lane 1."""
     for _ in range(steps):
         engine.loop._advance_migrations()

@@ -98,8 +98,8 @@ def test_usage_is_none_when_nothing_runs_though_blocks_stay_lent(board: StepBoar
     assert [report.blocks_in_use() for report in reports] == [0, 0]
 
 
-def test_offered_blocks_are_not_in_use(board: StepBoard) -> None:
-    """Between a member's offer and the leader's commit."""
+def test_reserved_blocks_are_not_in_use(board: StepBoard) -> None:
+    """Between a member's answer and the leader's message to lend them."""
     pair = Pair()
     reports = reports_of(pair, board)
     pair.scheduler.add("r", 3 * BLOCK - 1, 1)

@@ -143,7 +143,7 @@ def test_step_interval_covers_outputs_plan_and_sending(
     lane: int | None,
     duration_s: float,
 ) -> None:
-    """Outputs are handled, the next step is planned and its ticket sent."""
+    """Outputs are handled, the next step is planned and its message sent."""
     scheduler, log = FakeScheduler(20), StepLog(board, clock)
     follow(log, (0, 1), scheduler)
     scheduler.add("a", prompt=2, max_tokens=2 if same_request else 1)

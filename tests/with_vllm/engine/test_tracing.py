@@ -88,7 +88,7 @@ def test_a_turn_without_an_output_is_no_step(path: Path) -> None:
 
 
 def test_steps_of_groups_are_counted_by_lane(path: Path) -> None:
-    """A member has the plan from the ticket; the plan of lane 1 stays lane 1's."""
+    """A member has the plan from the message; the plan of lane 1 stays lane 1's."""
     own, leader = FakeScheduler(20), FakeScheduler(20)
     trace = trace_of(path, own)
     own.add("a", prompt=4, max_tokens=2)

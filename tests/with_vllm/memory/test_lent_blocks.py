@@ -32,7 +32,7 @@ BLOCKS = 13
 AnyPool = PlainPool | VllmPool
 
 
-class Engine:
+class LendingEngine:
     """An engine's physical pool, its own requests' blocks, what it lent, and what it has not read
     yet.
     """
@@ -59,7 +59,7 @@ class GroupState:
         self.pool = pool
         self.borrowed = BorrowedBlocks(pool)
         self.used: list[int] = []
-        self.grants: dict[int, int] | None = None
+        self.reserved: dict[int, int] | None = None
         self.asked = 0
 
 
@@ -74,7 +74,7 @@ class Lending(RuleBasedStateMachine):
         sizes = [size for size in (2, 4) if size <= self.engines]
         groups = [group for size in sizes for group in Layout.uniform(self.engines, size).groups]
         self.members = [
-            Engine(type(self).make(BLOCKS), [group for group in groups if engine in group])
+            LendingEngine(type(self).make(BLOCKS), [group for group in groups if engine in group])
             for engine in range(self.engines)
         ]
         self.groups = [GroupState(group, type(self).make(BLOCKS)) for group in groups]
@@ -109,8 +109,8 @@ class Lending(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2), count=st.integers(1, 8))
     def ask(self, number: int, count: int) -> None:
         state = self.a_group(number)
-        if state.grants is None and state.borrowed.room():
-            state.grants, state.asked = {}, min(count, state.borrowed.room())
+        if state.reserved is None and state.borrowed.room():
+            state.reserved, state.asked = {}, min(count, state.borrowed.room())
             self.tell(state.group, "ask", state.asked)
 
     @rule(number=st.integers(0, 2), count=st.integers(1, 4))
@@ -158,8 +158,8 @@ class Lending(RuleBasedStateMachine):
         if kind == "ask":
             spare = max(0, min(content, member.pool.free_count() - keep_free))
             assert lent.reserve(spare) == spare
-            self.grant(group, engine, spare)
-        elif kind == "commit":
+            self.answer(group, engine, spare)
+        elif kind == "lend":
             reserved = list(lent.reserved)
             lent.commit(content)
             assert lent.translate(content) == reserved[: len(content)]
@@ -173,16 +173,16 @@ class Lending(RuleBasedStateMachine):
                 member.pool.free_blocks() | set(member.owned) | {NULL_BLOCK}
             )
 
-    def grant(self, group: Group, engine: int, granted: int) -> None:
+    def answer(self, group: Group, engine: int, reserved: int) -> None:
         (state,) = [state for state in self.groups if state.group == group]
-        assert state.grants is not None
-        state.grants[engine] = granted
-        if len(state.grants) == len(group):
-            least = min(state.grants.values())
+        assert state.reserved is not None
+        state.reserved[engine] = reserved
+        if len(state.reserved) == len(group):
+            least = min(state.reserved.values())
             blocks = state.borrowed.choose(least)
             assert len(blocks) == least <= state.asked
-            state.grants = None
-            self.tell(group, "commit", blocks)
+            state.reserved = None
+            self.tell(group, "lend", blocks)
             state.borrowed.add(blocks)
 
     @rule()
@@ -192,7 +192,7 @@ class Lending(RuleBasedStateMachine):
                 if member.inbox:
                     self.serve_one(engine, 0)
         for state in self.groups:
-            assert state.grants is None
+            assert state.reserved is None
             for engine in state.group:
                 assert set(self.members[engine].lent[state.group].table) == state.borrowed.held | {
                     NULL_BLOCK

@@ -8,7 +8,7 @@ from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.arrival import Arrival, ArrivalPhase
 from flying_serving.migration.chunks import Chunks
 from flying_serving.migration.offers import Offer
-from tests.with_vllm.vllm_adapter.lanes import BLOCK, Lane, make
+from tests.with_vllm.vllm_adapter.kv_lanes import BLOCK, KVLane, make
 
 FIRST, SECOND = (2,), (3,)
 OFFER = Offer(40, is_final=True, blocks=list(range(10)))
@@ -30,7 +30,7 @@ def arrival(name: str, source: Group, size: int = 1) -> Arrival:
 
 def chunks(*arrivals: Arrival, blocks: int) -> Chunks:
     """Return the chunks of these requests; in lane 1 twenty blocks are free, in lane 2 twelve."""
-    pools = {1: Lane(overlaps=False, blocks=21).pool, 2: Lane(overlaps=False, blocks=13).pool}
+    pools = {1: KVLane(overlaps=False, blocks=21).pool, 2: KVLane(overlaps=False, blocks=13).pool}
     return Chunks({one.request_id: one for one in arrivals}, pools, blocks)
 
 

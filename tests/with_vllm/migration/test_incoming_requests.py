@@ -6,14 +6,14 @@ import pytest
 
 from flying_serving.layout.groups import KVSource
 from flying_serving.migration.arrival import Arrival, ArrivalPhase
-from tests.with_vllm.migration.nodes import GROUPS, Node
+from tests.with_vllm.migration.migrating_node import GROUPS, MigratingNode
 from tests.with_vllm.migration.two_engines import again, begin, node, run_out, settle
 
 _, B, BOTH = GROUPS
 FORWARDED = 6
 
 
-def written(at: Node) -> Arrival:
+def written(at: MigratingNode) -> Arrival:
     """A request that goes from one engine to both, whose members have not copied its KV yet."""
     before = begin(at, B)
     at.at(B).retain("a", 5)
@@ -24,7 +24,7 @@ def written(at: Node) -> Arrival:
     return arrival
 
 
-def used_blocks(at: Node) -> int:
+def used_blocks(at: MigratingNode) -> int:
     """Blocks of both engines' lane that are not free."""
     lane = at.lanes[BOTH]
     return lane.pool.total - lane.free()

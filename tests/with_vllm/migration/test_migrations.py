@@ -21,7 +21,7 @@ from tests.with_vllm.migration.two_engines import (
     run_out,
     settle,
 )
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 # ---- there and away
 

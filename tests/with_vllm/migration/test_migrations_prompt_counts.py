@@ -8,14 +8,14 @@ import pytest
 
 from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.source import RunningOffer
-from tests.with_vllm.migration.nodes import Node
+from tests.with_vllm.migration.migrating_node import MigratingNode
 from tests.with_vllm.migration.two_engines import BOTH, PAIRS, A, B, again, begin, node, settle
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 PROMPT = 18
 
 
-def counted(at: Node, *, hidden: Collection[str] = ()) -> tuple[int, int, int]:
+def counted(at: MigratingNode, *, hidden: Collection[str] = ()) -> tuple[int, int, int]:
     """End all requests. Return the tokens of prompts, those of them that were hits, and those that
     were computed, as vLLM's metrics add them up.
 
@@ -39,7 +39,7 @@ def counted(at: Node, *, hidden: Collection[str] = ()) -> tuple[int, int, int]:
     )
 
 
-def cache_prefix(at: Node, group: Group, prompt: int) -> None:
+def cache_prefix(at: MigratingNode, group: Group, prompt: int) -> None:
     """Leave the beginning of the prompts of requests of tests in a prefix cache."""
     at.lanes[group].scheduler.add_request(make("earlier", 3, prompt, 1))
     for _ in range(3):
@@ -47,7 +47,7 @@ def cache_prefix(at: Node, group: Group, prompt: int) -> None:
     assert at.lanes[group].prefills.pop("earlier").num_cached_tokens == 0
 
 
-def migrate(at: Node, old: Group, new: Group, steps: int = 1) -> None:
+def migrate(at: MigratingNode, old: Group, new: Group, steps: int = 1) -> None:
     """A request leaves in its prompt, or later, and takes its KV along."""
     before = begin(at, old, prompt=PROMPT, steps=steps)
     at.at(old).retain("a", 5)

@@ -13,8 +13,8 @@ from vllm.v1.request import Request
 from flying_serving.layout.groups import Group, KVSource
 from flying_serving.migration.source import RETAIN_S, RunningOffer
 from harness.examples import examples
-from tests.with_vllm.migration.nodes import GROUPS, Node
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.migration.migrating_node import GROUPS, MigratingNode
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 
 @dataclass
@@ -49,7 +49,7 @@ class RandomMigrations(RuleBasedStateMachine):
     )
     def start(self, overlaps: bool, blocks: dict[Group, int], chunk_blocks: int) -> None:
         """Few blocks or more, in small chunks or at once."""
-        self.node = Node(blocks, overlaps=overlaps, chunk_blocks=chunk_blocks)
+        self.node = MigratingNode(blocks, overlaps=overlaps, chunk_blocks=chunk_blocks)
         self.all: list[Running] = []
 
     def _make(self, family: int, prompt: int, outputs: int, had: int = 0) -> Request:

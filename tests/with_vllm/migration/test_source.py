@@ -8,7 +8,7 @@ import pytest
 from flying_serving.migration.offers import OfferTable
 from flying_serving.migration.source import YIELD_S, RunningOffer, Source
 from tests.with_vllm.engine.schedulers import Hooks
-from tests.with_vllm.vllm_adapter.lanes import BLOCK, Lane, make
+from tests.with_vllm.vllm_adapter.kv_lanes import BLOCK, KVLane, make
 
 NUMBER, NEXT = 7, 8
 PROMPT = 10
@@ -18,7 +18,7 @@ class Owner:
     """An engine with a lane of its own, which offers the KV of a request there."""
 
     def __init__(self, outputs: int, stop_at: int | None = None) -> None:
-        self.lane = Lane(overlaps=False)
+        self.lane = KVLane(overlaps=False)
         self.table = OfferTable(memoryview(bytearray(OfferTable.size_bytes(20, 40))), 20, 40)
         self.source = Source({1: self.lane.pool}, self.table)
         self.lane.scheduler.hooks = Hooks(blocks_freed=partial(self.source.blocks_freed, 1))
@@ -94,7 +94,7 @@ class Keeper:
     """
 
     def __init__(self, count: int, blocks: int) -> None:
-        self.lane = Lane(overlaps=False, blocks=blocks)
+        self.lane = KVLane(overlaps=False, blocks=blocks)
         self.table = OfferTable(memoryview(bytearray(OfferTable.size_bytes(20, 40))), 20, 40)
         self.source = Source({1: self.lane.pool}, self.table)
         self.lane.scheduler.hooks = Hooks(blocks_freed=partial(self.source.blocks_freed, 1))
@@ -178,7 +178,7 @@ def test_blocks_that_lane_1_lacks_are_counted_only_while_it_keeps_some(
     """Not while another lane does: to count them is to look at each request, on each turn of the
     loop.
     """
-    keeper, group = Keeper(int(kept), 20), Lane(overlaps=False)
+    keeper, group = Keeper(int(kept), 20), KVLane(overlaps=False)
     source = keeper.source if kept else Source({1: keeper.lane.pool, 2: group.pool}, keeper.table)
     if not kept:
         group.scheduler.add_request(make("a", 3, PROMPT, 9))
@@ -215,7 +215,7 @@ def test_kv_that_is_being_pulled_yields_last() -> None:
 
 def test_retained_kv_yields_to_requests_of_its_own_lane() -> None:
     """That of another lane stays, whichever was retained first."""
-    own, group = Lane(overlaps=False), Lane(overlaps=False)
+    own, group = KVLane(overlaps=False), KVLane(overlaps=False)
     table = OfferTable(memoryview(bytearray(OfferTable.size_bytes(20, 40))), 20, 40)
     source = Source({1: own.pool, 2: group.pool}, table)
     for number, lane in enumerate((group, own, group), 1):

@@ -7,7 +7,7 @@ from flying_serving.migration.offers import Offer
 from flying_serving.migration.source import RETAIN_S, RunningOffer
 from flying_serving.migration.target import BLOCKS_WAIT_S
 from flying_serving.wire import MigrationCounts
-from tests.with_vllm.migration.nodes import GROUPS, Node
+from tests.with_vllm.migration.migrating_node import GROUPS, MigratingNode
 from tests.with_vllm.migration.two_engines import (
     BOTH,
     CLOSED,
@@ -21,7 +21,7 @@ from tests.with_vllm.migration.two_engines import (
     run_out,
     settle,
 )
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 
 def test_kv_that_is_not_fetched_is_released() -> None:
@@ -141,7 +141,7 @@ def test_pulled_blocks_are_freed_at_their_owner(old: Group, new: Group) -> None:
     """A chunk of one block at a time; the request has all of its KV at the end, and holds blocks
     for no more before.
     """
-    at = Node(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=1)
+    at = MigratingNode(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=1)
     before = begin(at, old, prompt=18, steps=6)
     at.at(old).retain("a", 5)
     at.expect(again(before, "a+1", outputs=9), new, KVSource(old, 5))
@@ -160,7 +160,7 @@ def test_a_request_is_prefilled_if_a_part_of_its_kv_has_no_room() -> None:
     """It lets go of what it has: else it could wait for ever for blocks that others hold in the
     same way.
     """
-    at = Node(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=2)
+    at = MigratingNode(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=2)
     before = begin(at, A, prompt=18, steps=6)
     taken = at.lanes[B].pool.take(16)
     at.at(A).retain("a", 5)
@@ -182,7 +182,7 @@ def test_a_request_is_prefilled_if_a_part_of_its_kv_has_no_room() -> None:
 
 def test_kv_is_kept_as_long_as_other_kv_is_pulled() -> None:
     """Nobody pulls what there is no room for yet."""
-    at = Node(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=1)
+    at = MigratingNode(dict.fromkeys(GROUPS, 20), overlaps=False, chunk_blocks=1)
     first, second = begin(at, A, "a"), begin(at, A, "b", family=4)
     for number, one in ((5, first), (6, second)):
         at.at(A).retain(one.request_id, number)

@@ -7,7 +7,7 @@ from flying_serving.layout.groups import KVSource
 from flying_serving.migration.source import RETAIN_S, RunningOffer
 from flying_serving.migration.target import OPENING_S, STALLED_S
 from flying_serving.wire import MigrationCounts
-from tests.with_vllm.migration.nodes import Node
+from tests.with_vllm.migration.migrating_node import MigratingNode
 from tests.with_vllm.migration.two_engines import (
     BOTH,
     CLOSED,
@@ -19,10 +19,10 @@ from tests.with_vllm.migration.two_engines import (
     run_out,
     settle,
 )
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 
-def ahead(at: Node, early: bool = True) -> Request:
+def ahead(at: MigratingNode, early: bool = True) -> Request:
     """A request that ends in one group after three outputs, and is pulled ahead by the other."""
     made = make("a", 3, 10, 3)
     at.at(A).source.offer("a", RunningOffer(5, 1, early=early))

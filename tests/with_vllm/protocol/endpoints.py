@@ -18,7 +18,7 @@ from tests.with_vllm.protocol.client import Abort, ClientMessage
 from tests.with_vllm.protocol.engine import Engine
 from tests.with_vllm.protocol.events import Event, Label, Sent
 from tests.with_vllm.protocol.faults import Fault
-from tests.with_vllm.protocol.inboxes import GONE, Entry, arrives, sort_grants
+from tests.with_vllm.protocol.inboxes import GONE, Entry, arrives, sort_reserved
 from tests.with_vllm.protocol.offers import Look, View, look_at, look_into, look_where
 from tests.with_vllm.protocol.sampling import Draw
 from tests.with_vllm.protocol.settings import Overdue, Took
@@ -322,7 +322,7 @@ class Endpoints:
             self.fault, sender, who, messages[message]
         )
         return self.number(
-            endpoint._replace(inbox=sort_grants(inbox, int(endpoint.seen), messages))
+            endpoint._replace(inbox=sort_reserved(inbox, int(endpoint.seen), messages))
         )
 
     def _lose(self, number: int, sender: int) -> tuple[int, ...]:

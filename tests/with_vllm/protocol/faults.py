@@ -21,8 +21,8 @@ class Fault(Enum):
 
     NOT_AT_ONCE = "a message gets its place in one inbox after the other"
     BY_ARRIVAL = "messages are served as they arrive, and not in their places"
-    GRANT_DROPPED = "grants of engine 1 get lost"
-    COMMIT_DROPPED = "commits for engine 1 get lost"
+    RESERVED_DROPPED = "what engine 1 says that it has reserved gets lost"
+    LEND_DROPPED = "orders to engine 1 to lend blocks get lost"
     STEP_TWICE = "steps of two arrive twice at engine 1"
     ADDED_TWICE = "the client sends requests for groups twice"
     NOT_ADDED = "requests for engine 2 get lost"

@@ -23,11 +23,11 @@ Entry = tuple[int, int]
 """In an inbox: (sender, message)."""
 
 
-def sort_grants(
+def sort_reserved(
     inbox: tuple[Entry, ...], first: int, messages: Sequence[Message]
 ) -> tuple[Entry, ...]:
-    """Return an inbox with the grants at its end, from place `first` on, by sender, if they answer
-    one question.
+    """Return an inbox with the answers at its end that blocks are reserved, from place `first` on,
+    by sender, if they answer one question.
 
     Which of them comes first makes no difference.
     """
@@ -41,16 +41,18 @@ def sort_grants(
 
 
 def _question(entry: Entry, messages: Sequence[Message]) -> Group | None:
-    """Which group has asked for the blocks that a message grants; None if it grants none."""
+    """Which group has asked for the blocks that a message says are reserved; None if it says
+    nothing of that.
+    """
     message = None if entry[1] == GONE else messages[entry[1]]
     return message.group if isinstance(message, BlocksReserved) else None
 
 
 def arrives(fault: Fault | None, sender: int, who: int, message: Message) -> int:
     """Return how often a message arrives: once, if nothing is broken."""
-    if fault is Fault.GRANT_DROPPED and isinstance(message, BlocksReserved) and sender == 1:
+    if fault is Fault.RESERVED_DROPPED and isinstance(message, BlocksReserved) and sender == 1:
         return 0
-    if fault is Fault.COMMIT_DROPPED and isinstance(message, LendBlocks) and who == 1:
+    if fault is Fault.LEND_DROPPED and isinstance(message, LendBlocks) and who == 1:
         return 0
     if fault is Fault.ANEW_DROPPED and isinstance(message, BeginAnew) and who == 1:
         return 0

@@ -103,8 +103,8 @@ SCENARIOS = {
 FOUND_IN = {
     Fault.NOT_AT_ONCE: "a pair beside all four",
     Fault.BY_ARRIVAL: "a pair beside all four",
-    Fault.GRANT_DROPPED: "a pair",
-    Fault.COMMIT_DROPPED: "a pair",
+    Fault.RESERVED_DROPPED: "a pair",
+    Fault.LEND_DROPPED: "a pair",
     Fault.STEP_TWICE: "a pair",
     Fault.ADDED_TWICE: "a pair",
     Fault.NOT_ADDED: "a pair beside all four",

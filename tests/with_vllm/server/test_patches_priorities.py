@@ -13,56 +13,25 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from flying_serving.config import FlyingConfig
-from flying_serving.server.client import FlyingClient
-from flying_serving.server.patches import check_before_stream, check_response
+from flying_serving.server.patches import check_response
 from flying_serving.server.requests.rights import ClientRights
-from tests.with_vllm.server.doubles import Server, request
+from tests.with_vllm.server.doubles import Server
+from tests.with_vllm.server.engine_clients import EngineClient
 
 PROMPT = {"prompt_token_ids": list(range(10))}
 
 
-class Engine:
-    """vLLM's engine client under our hook: `generate` hands the shell a request with the priority
-    that it is given.
-    """
+def engine_of(*, has_key: bool, **flying: Any) -> EngineClient:
+    """Return the engine client of a server with these settings of `serve`."""
+    engine = EngineClient(Server())
+    engine.server.shell.checks.rights = ClientRights(FlyingConfig(policy="manual", **flying))
+    engine.server.shell.checks.rights.has_key = has_key
+    return engine
 
-    def __init__(self, *, has_key: bool, **flying: Any) -> None:
-        self.server = Server()
-        self.engine_core: Any = object.__new__(FlyingClient)
-        self.engine_core.shell = self.server.shell
-        self.output_processor = None
-        self.server.shell.checks.rights = ClientRights(FlyingConfig(policy="manual", **flying))
-        self.server.shell.checks.rights.has_key = has_key
-        self.priorities: list[int] = []
-        """Of the requests that the controller has been given."""
 
-    def generate(
-        self, prompt: Any, params: SamplingParams, request_id: str, **given: Any
-    ) -> AsyncIterator[Any]:
-        """As vLLM's."""
-        answer: AsyncIterator[Any] = check_before_stream(
-            self._original, self, prompt, params, request_id, **given
-        )
-        return answer
-
-    async def _original(
-        self,
-        _: Any,
-        prompt: Any,
-        params: SamplingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        **__: Any,
-    ) -> AsyncIterator[Any]:
-        new = request(request_id, 20)
-        new.external_req_id, new.priority = request_id, priority
-        adding = asyncio.ensure_future(self.server.shell.add(new))
-        await asyncio.sleep(0)
-        self.server.sent()
-        await adding
-        self.priorities.append(self.server.controller.state.started[request_id].spec.priority)
-        yield SimpleNamespace(metrics=None)
+def priorities(engine: EngineClient) -> list[int]:
+    """Return those of the requests that the controller has been given."""
+    return [state.spec.priority for state in engine.server.controller.state.started.values()]
 
 
 class Context:
@@ -87,7 +56,7 @@ class Context:
         return []
 
 
-def respond(engine: Engine, priority: int) -> AsyncIterator[Any]:
+def respond(engine: EngineClient, priority: int) -> AsyncIterator[Any]:
     """A call with two calls of tools, by vLLM's own loop over turns."""
     serving = SimpleNamespace(
         engine_client=engine,
@@ -133,13 +102,13 @@ async def read(answer: AsyncIterator[Any]) -> None:
 async def test_each_turn_has_the_priority_of_its_call(
     has_key: bool, flying: dict[str, Any], priority: int
 ) -> None:
-    engine = Engine(has_key=has_key, **flying)
+    engine = engine_of(has_key=has_key, **flying)
     await read(respond(engine, priority))
-    assert engine.priorities == [priority] * 3
+    assert priorities(engine) == [priority] * 3
 
 
 async def test_a_turn_of_a_call_that_is_not_urgent_counts_as_not_urgent() -> None:
-    engine = Engine(has_key=False)
+    engine = engine_of(has_key=False)
     await read(respond(engine, 0))
     assert not any(state.spec.urgent for state in engine.server.controller.state.started.values())
 
@@ -148,12 +117,12 @@ async def test_a_priority_beyond_the_clients_rights_is_refused_at_once() -> None
     with pytest.raises(
         VLLMValidationError, match=r"^priority=-1: clients may not set it on this server"
     ):
-        respond(Engine(has_key=True), -1)
+        respond(engine_of(has_key=True), -1)
 
 
 async def test_the_priority_of_one_call_is_not_that_of_another_request() -> None:
     """Which is answered at the same time."""
-    engine = Engine(has_key=False)
+    engine = engine_of(has_key=False)
 
     async def other() -> None:
         async for _ in engine.generate(PROMPT, SamplingParams(max_tokens=20), "other", priority=7):
@@ -163,4 +132,4 @@ async def test_the_priority_of_one_call_is_not_that_of_another_request() -> None
         await read(respond(engine, 0))
 
     await asyncio.gather(asyncio.create_task(responses()), asyncio.create_task(other()))
-    assert sorted(engine.priorities) == [0, 0, 0, 7]
+    assert sorted(priorities(engine)) == [0, 0, 0, 7]

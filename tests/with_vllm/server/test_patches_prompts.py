@@ -7,9 +7,9 @@ import pytest
 from vllm.exceptions import VLLMValidationError
 
 from flying_serving.controller.requests import RequestSpec
-from flying_serving.server.client import FlyingClient
 from flying_serving.server.patches import check_conversations, check_inputs, check_prompts
 from tests.with_vllm.server.doubles import Server
+from tests.with_vllm.server.engine_clients import EngineClient
 
 MOST = 16 + 20
 """Four engines run four requests each, and twenty wait."""
@@ -19,9 +19,7 @@ class Serving:
     """What vLLM's routes are, as far as our hooks look at it; `rendered`: prompts as tokens."""
 
     def __init__(self, server: Server, rendered: list[dict[str, Any]]) -> None:
-        client: Any = object.__new__(FlyingClient)
-        client.shell = server.shell
-        self.engine_client = SimpleNamespace(engine_core=client)
+        self.engine_client: Any = EngineClient(server)
         self.rendered = rendered
 
     async def completions(self, _: object) -> Any:

@@ -24,7 +24,7 @@ from flying_serving.weights.kinds import check_cuts
 from flying_serving.weights.share import SharedWeights
 from flying_serving.worker import weightless_model
 from harness.fp8_cpu.kernel import register
-from tests.with_vllm.weights.test_quantized import (
+from tests.with_vllm.weights.quantized_lanes import (
     NARROW,
     SMALL,
     WIDE,

@@ -30,7 +30,7 @@ from flying_serving.weights.storage import rows_of
 from flying_serving.weights.store import Store
 from flying_serving.weights.vocabulary import Vocabulary
 from tests.unit.memory.layers import numbers
-from tests.with_vllm.weights.test_recurrent import falcon_h1
+from tests.with_vllm.weights.falcon_h1 import falcon_h1
 from tests.with_vllm.worker.configurations import DEEPSEEK_V3, LLAMA, QWEN2_MOE, configuration
 from tests.with_vllm.worker.loaded import alone, nested, tree
 

@@ -14,30 +14,15 @@ from flying_serving.vllm_adapter.model_runner.configuration import lane_config
 from flying_serving.vllm_adapter.weights.loading import keep_weights
 from flying_serving.weights.share import SharedWeights
 from tests.unit.memory.layers import numbers
-from tests.with_vllm.worker.configurations import configuration, small
+from tests.with_vllm.weights.falcon_h1 import HEADS, HIDDEN, INNER, STATE, falcon_h1
+from tests.with_vllm.worker.configurations import configuration
 from tests.with_vllm.worker.loaded import alone, tree
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
 WIDEST = 4
-HEADS, HEAD, STATE, HIDDEN = 8, 16, 8, 64
-INNER = HEADS * HEAD
 MIXER = "model.layers.0.mamba.mamba"
 Spec = list[tuple[int, int, bool]]
-
-
-def falcon_h1(groups: int) -> dict[str, Any]:
-    return small(
-        "FalconH1",
-        "falcon_h1",
-        intermediate_size=128,
-        mamba_d_ssm=INNER,
-        mamba_n_heads=HEADS,
-        mamba_d_head=HEAD,
-        mamba_d_state=STATE,
-        mamba_n_groups=groups,
-        mamba_rms_norm=True,
-    )
 
 
 def load_all(model: Module) -> None:

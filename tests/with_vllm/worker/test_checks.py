@@ -14,8 +14,8 @@ from flying_serving.memory.kv_groups import KVGroup, KVGroups, one_group
 from flying_serving.parallelism import Parallelism
 from flying_serving.worker.checks import LaneChecks, most_requests
 from flying_serving.worker.selfcheck import record
-from tests.with_vllm.worker.test_selfcheck import STEPS, Model
-from tests.with_vllm.worker.test_token_check import MEMBERS, divided
+from tests.with_vllm.worker.small_decoder import STEPS, Model
+from tests.with_vllm.worker.token_division import MEMBERS, divided
 
 HYBRID = KVGroups((KVGroup(96), KVGroup(1024, has_state=True), KVGroup(1024, has_state=True)))
 

@@ -22,7 +22,7 @@ SIZES = (2, 4)
 NO_GRAPHS = {"captured": [], "replayed": []}
 
 
-class Worker:
+class CapturingWorker:
     """The lanes of a worker whose groups exchange so. vLLM has captured lane 1. `goes_on`: a lane
     is eager whose graphs are refused.
     """
@@ -65,7 +65,7 @@ def config(tmp_path: Path) -> VllmConfig:
 def test_lane_1_alone_replays_where_graphs_cannot_hold_collectives(
     config: VllmConfig, collectives: Collectives
 ) -> None:
-    worker = Worker(config, collectives)
+    worker = CapturingWorker(config, collectives)
     worker.graphs.capture(8)
     assert worker.runners[1].replayed == [1, 1, 3, 3, 8, 8]
     for size in SIZES:
@@ -75,7 +75,7 @@ def test_lane_1_alone_replays_where_graphs_cannot_hold_collectives(
 
 
 def test_all_lanes_replay_with_nccl_in_one_world(config: VllmConfig) -> None:
-    worker = Worker(config, "nccl")
+    worker = CapturingWorker(config, "nccl")
     worker.graphs.capture(8)
     assert worker.runners[1].replayed == [1, 1, 3, 3, 8, 8]
     for size in SIZES:
@@ -83,8 +83,8 @@ def test_all_lanes_replay_with_nccl_in_one_world(config: VllmConfig) -> None:
 
 
 def test_groups_without_graphs_take_no_memory_for_them(config: VllmConfig) -> None:
-    assert Worker(config, "pynccl").graphs.bytes_of_groups(600) == 0
-    assert Worker(config, "nccl").graphs.bytes_of_groups(600) > 0
+    assert CapturingWorker(config, "pynccl").graphs.bytes_of_groups(600) == 0
+    assert CapturingWorker(config, "nccl").graphs.bytes_of_groups(600) > 0
 
 
 @pytest.mark.parametrize("collectives", ["nccl", "staged"])
@@ -92,14 +92,14 @@ def test_every_group_makes_its_largest_step_before_lane_1_captures(
     config: VllmConfig, collectives: Collectives
 ) -> None:
     """Graphs hold the address of vLLM's scratch memory, whichever lanes have them."""
-    worker = Worker(config, collectives)
+    worker = CapturingWorker(config, collectives)
     worker.graphs.prepare()
     most = config.scheduler_config.max_num_batched_tokens
     assert [worker.runners[size].warmed for size in SIZES] == [most, most]
 
 
 def test_lane_1_of_an_engine_that_starts_again_is_checked_alone(config: VllmConfig) -> None:
-    worker = Worker(config, "pynccl")
+    worker = CapturingWorker(config, "pynccl")
     worker.graphs.check_lane1(2)
     assert worker.runners[1].replayed == [1, 1, 2, 2]
     worker.runners[1]._spoil = torch.zeros_like
@@ -111,7 +111,7 @@ def test_lane_1_of_an_engine_that_starts_again_is_checked_alone(config: VllmConf
 def test_lane_with_a_wrong_graph_is_eager_and_the_others_replay(
     config: VllmConfig, wrong: int
 ) -> None:
-    worker = Worker(config, "nccl", goes_on=True)
+    worker = CapturingWorker(config, "nccl", goes_on=True)
     worker.runners[wrong]._spoil = torch.zeros_like
     worker.graphs.capture(8)
     modes = {size: runner.mode_of(1) for size, runner in worker.runners.items()}
@@ -123,7 +123,7 @@ def test_lane_with_a_wrong_graph_is_eager_and_the_others_replay(
 
 
 def test_start_ends_at_a_wrong_graph_that_a_user_has_asked_for(config: VllmConfig) -> None:
-    worker = Worker(config, "nccl")
+    worker = CapturingWorker(config, "nccl")
     worker.runners[2]._spoil = torch.zeros_like
     says = r"^--cuda-graphs: group size 2: a step of 1 .* Start with --no-cuda-graphs$"
     with pytest.raises(LaneError, match=says):
@@ -131,7 +131,7 @@ def test_start_ends_at_a_wrong_graph_that_a_user_has_asked_for(config: VllmConfi
 
 
 def test_lane_1_is_eager_again_in_an_engine_that_starts_again(config: VllmConfig) -> None:
-    worker = Worker(config, "pynccl", goes_on=True)
+    worker = CapturingWorker(config, "pynccl", goes_on=True)
     worker.runners[1]._spoil = torch.zeros_like
     worker.graphs.check_lane1(2)
     assert worker.runners[1].mode_of(1) == CUDAGraphMode.NONE
@@ -139,7 +139,7 @@ def test_lane_1_is_eager_again_in_an_engine_that_starts_again(config: VllmConfig
 
 def test_eager_engine_that_starts_again_has_no_graphs_to_check(config: VllmConfig) -> None:
     config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
-    worker = Worker(config, "pynccl")
+    worker = CapturingWorker(config, "pynccl")
     worker.graphs.check_lane1(2)
     assert worker.runners[1].replayed == []
     assert worker.said == []

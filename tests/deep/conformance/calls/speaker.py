@@ -1,6 +1,6 @@
 """A tiny model that can say what a test wants: its tokenizer has the tags of reasoning and tools.
 
-A request forces its tokens (`tests.stock.force`). So a random model reasons and calls tools, in
+A request forces its tokens (`harness.force`). So a random model reasons and calls tools, in
 every layout with the same words.
 """
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from flying_serving.config import MODES
 from harness.live import FLAGS
-from tests.deep.conformance.calls.answers import ask, differences
-from tests.deep.conformance.calls.requests import CALLS, CHAT, COMPLETIONS, QUESTION, Call
+from tests.deep.conformance.calls.bodies import CALLS, CHAT, COMPLETIONS, QUESTION, Call
+from tests.deep.conformance.calls.comparable import ask, differences
 from tests.deep.conformance.calls.speaker import (
     NAME,
     TEMPLATE,

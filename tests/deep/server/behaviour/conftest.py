@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from harness.live import KEEP_ALIVE, KEY, Server
-from tests.deep.server.behaviour.requests import ALONE
+from tests.deep.server.behaviour.comparisons import ALONE
 
 
 @pytest.fixture(scope="module")

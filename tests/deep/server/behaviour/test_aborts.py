@@ -8,7 +8,7 @@ import pytest
 
 from harness.live import Server
 from harness.streams import stream, streamed_body
-from tests.deep.server.behaviour.requests import LANES, prompt, same, sampling
+from tests.deep.server.behaviour.comparisons import LANES, prompt, same, sampling
 
 pytestmark = pytest.mark.server
 

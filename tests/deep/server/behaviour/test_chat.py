@@ -8,7 +8,7 @@ import pytest
 from flying_lab.sse import EventStream
 from harness.live import KEY, Server
 from harness.streams import streamed
-from tests.deep.server.behaviour.requests import LANES, post, sampling
+from tests.deep.server.behaviour.comparisons import LANES, post, sampling
 
 pytestmark = pytest.mark.server
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.live import KEY, Server, wait_until
 from harness.streams import begin, stream, streamed_body
-from tests.deep.server.behaviour.requests import (
+from tests.deep.server.behaviour.comparisons import (
     ALONE,
     LANES,
     PROGRESS_S,

@@ -7,7 +7,7 @@ import pytest
 
 from harness.live import Server, wait_until
 from harness.streams import Stream, begin, stream, streamed_body
-from tests.deep.server.behaviour.requests import (
+from tests.deep.server.behaviour.comparisons import (
     ALONE,
     LANES,
     TOGETHER,

@@ -8,7 +8,7 @@ import pytest
 
 from harness.live import Server
 from harness.streams import WORST_LOGPROB, stream, streamed_body, worst_difference
-from tests.deep.server.behaviour.requests import LANES, TOGETHER, post, prompt, same, sampling
+from tests.deep.server.behaviour.comparisons import LANES, TOGETHER, post, prompt, same, sampling
 
 pytestmark = pytest.mark.server
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness.live import Server
 from harness.streams import stream, streamed_body
-from tests.deep.server.behaviour.requests import (
+from tests.deep.server.behaviour.comparisons import (
     ALONE,
     LANES,
     TOGETHER,

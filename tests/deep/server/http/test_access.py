@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from flying_serving.server.http.access import FORWARDED, is_local
 from harness.live import Server
-from tests.deep.server.test_lifecycle import Parts
+from tests.deep.server.lifetimes import Parts
 from tests.with_vllm.server.apps import SECRET, app
 
 KEY = {"Authorization": f"Bearer {SECRET}"}

@@ -12,11 +12,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from flying_serving.config import FlyingConfig
-from flying_serving.server.client import FlyingClient
 from flying_serving.server.patches import tell_rights
 from flying_serving.server.requests.rights import EVERYTHING, ClientRights
 from harness.live import KEY, Server
 from tests.with_vllm.server.doubles import Server as Double
+from tests.with_vllm.server.engine_clients import EngineClient
 
 PRIORITY = {"priority": -1}
 DEGREE = {"tp_degree": 2}
@@ -145,13 +145,11 @@ async def test_shell_takes_only_settable_fields_from_clients(asked: dict[str, in
 
 @pytest.mark.parametrize(("keys", "told"), [(["a"], True), ([""], False), ([], False)], ids=str)
 async def test_the_shell_is_told_whether_there_is_a_key(keys: list[str], told: bool) -> None:
-    shell = Double().shell
-    client: Any = object.__new__(FlyingClient)
-    client.shell = shell
+    server = Double()
     seen: list[Any] = []
     state = SimpleNamespace(flying_keys=keys)
-    tell_rights(lambda *given: seen.append(given), SimpleNamespace(engine_core=client), state, None)
-    assert shell.checks.rights.has_key is told
+    tell_rights(lambda *given: seen.append(given), EngineClient(server), state, None)
+    assert server.shell.checks.rights.has_key is told
     assert len(seen) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from flying_lab.sim.announced import DEVIATIONS, Source, announcing, exact, hint_of
 from flying_lab.sim.node import request_spec
 from flying_lab.workload.model import Request
-from tests.unit.lab.sim.nodes import system_of
+from tests.unit.lab.sim.small_nodes import system_of
 
 REQUESTS = [Request(index, 0.0, 10, 4000) for index in range(1500)]
 

@@ -7,7 +7,7 @@ from flying_lab.sim.cluster import Options
 from flying_lab.sim.run import simulate
 from flying_lab.workload.model import Request, Workload
 from flying_serving.predict.steps import StepModel
-from tests.unit.lab.sim.test_systems import h200
+from tests.unit.lab.sim.machines import h200
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "nemotron-8b"])

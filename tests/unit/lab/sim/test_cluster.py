@@ -21,7 +21,7 @@ from flying_serving.config import MODES
 from flying_serving.errors import ConfigError
 from flying_serving.layout.groups import Group, Layout
 from harness.examples import examples
-from tests.unit.lab.sim.nodes import OPTIONS, shape_of, step_time
+from tests.unit.lab.sim.small_nodes import OPTIONS, shape_of, step_time
 
 
 @dataclass

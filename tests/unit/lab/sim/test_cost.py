@@ -8,7 +8,7 @@ from flying_lab.sim import models
 from flying_lab.sim.cost import GRAPH_TOKENS, LaneCost, _pairs, _smooth_max, all_reduce_s
 from flying_lab.sim.hardware import RANKS, load
 from flying_serving.errors import ConfigError
-from tests.unit.lab.sim.test_models import active_params, attention_params
+from tests.unit.lab.sim.parameters import active_params, attention_params
 
 LANES = {
     (model, device, degree): LaneCost(models.load(model), load(device), degree)

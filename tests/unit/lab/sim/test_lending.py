@@ -21,7 +21,7 @@ from flying_serving.config import LOAN_SHARE
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES
 from harness.examples import examples
-from tests.unit.lab.sim.nodes import check_over, run, step_time, system_of
+from tests.unit.lab.sim.small_nodes import check_over, run, step_time, system_of
 
 LOAN = Loan((0, 40, 80, 100), (0.001,) * 3, (0.004,) * 3)
 """A group of four holds 127 blocks of 64 tokens, and 100 more while it lends."""

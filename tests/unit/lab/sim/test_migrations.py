@@ -14,7 +14,7 @@ from flying_lab.sim.requests import SimRequest
 from flying_lab.workload.model import Request
 from flying_serving.layout.groups import Group, Layout
 from flying_serving.predict.migrations import MigrationCost
-from tests.unit.lab.sim.nodes import check_over, node_of, run, shape_of, step_time
+from tests.unit.lab.sim.small_nodes import check_over, node_of, run, shape_of, step_time
 
 APART, PAIRS, WHOLE = (Layout.uniform(4, size) for size in (1, 2, 4))
 QUICK = MigrationCost(0.003, 1e-6)

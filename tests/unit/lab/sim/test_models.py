@@ -12,6 +12,7 @@ from flying_lab.sim import hardware, models
 from flying_lab.sim.machine import Modelled
 from flying_lab.sim.models import Model
 from flying_serving.errors import ConfigError
+from tests.unit.lab.sim.parameters import active_params, attention_params
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
@@ -25,26 +26,11 @@ DEGREES = st.sampled_from([1, 2, 4, 8])
 NAMES = st.sampled_from(models.names())
 
 
-def attention_params(model: Model) -> int:
-    """Of one layer."""
-    return model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
-
-
 def params(model: Model) -> int:
     """All weights but biases."""
     per_layer = attention_params(model) + 2 * model.hidden + model.hidden * model.experts
     per_layer += model.feed_forward_params * max(1, model.experts)
     return model.layers * per_layer + model.hidden + model.embedding_params
-
-
-def active_params(model: Model) -> int:
-    """Weights that one token is multiplied with in the layers; neither embeddings nor output
-    head.
-    """
-    experts = max(1, model.experts_per_token)
-    return model.layers * (
-        attention_params(model) + experts * model.feed_forward_params + model.hidden * model.experts
-    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.demand import Demand
 from flying_serving.predict.migrations import MigrationCost
 from harness.examples import examples
-from tests.unit.lab.sim.nodes import check_over, node_of, run, system_of
+from tests.unit.lab.sim.small_nodes import check_over, node_of, run, system_of
 
 COST = MigrationCost(0.002, 1e-6)
 

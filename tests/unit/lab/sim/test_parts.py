@@ -29,7 +29,7 @@ from flying_serving.controller.requests import ALONE, RequestSpec
 from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.migrations import MigrationCost
-from tests.unit.lab.sim.nodes import check_over, node_of, run, system_of
+from tests.unit.lab.sim.small_nodes import check_over, node_of, run, system_of
 
 MACHINE = Modelled(models.load("qwen2.5-14b"), hardware.parse_devices("a100x2"))
 OPTIONS = Options(max_num_seqs=256, max_num_batched_tokens=2048)

@@ -12,7 +12,7 @@ from flying_lab.sim.clock import Clock
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.prefixes import PrefixCache
 from flying_lab.workload.model import Request
-from tests.unit.lab.sim.nodes import BLOCK_TOKENS, check_over, run, system_of
+from tests.unit.lab.sim.small_nodes import BLOCK_TOKENS, check_over, run, system_of
 
 ID_TOKENS = 64
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from flying_lab.results.metrics import summarise
-from flying_lab.sim import hardware, models
 from flying_lab.sim.baselines.release import Thresholds
 from flying_lab.sim.baselines.shift_parallel import shifting
 from flying_lab.sim.catalog import build, names, operated
 from flying_lab.sim.clock import Clock
 from flying_lab.sim.cluster import Options
 from flying_lab.sim.host import OURS_ALONE, OURS_GROUP, STOCK_TENSOR
-from flying_lab.sim.machine import COLLECTIVE_S, MESSAGE_S, Measured, Modelled, load_measured
+from flying_lab.sim.machine import COLLECTIVE_S, MESSAGE_S, load_measured
 from flying_lab.sim.node import SimNode
 from flying_lab.sim.requests import Chunk, SimStep
 from flying_lab.sim.run import results, simulate
@@ -31,29 +30,8 @@ from flying_serving.layout.groups import Layout
 from flying_serving.policy.policies import POLICIES
 from flying_serving.policy.snapshot import Decision, Need, Snapshot
 from flying_serving.predict.migrations import MigrationCost
-from flying_serving.predict.steps import StepCost
+from tests.unit.lab.sim.machines import h200, machine_file
 from tests.unit.policy.snapshots import BUSY, OBJECTIVE, decide, load, snapshot
-
-
-def h200(model: str = "llama-3-8b", devices: str = "h200x4") -> Modelled:
-    """A machine of the cost model."""
-    return Modelled(models.load(model), hardware.parse_devices(devices))
-
-
-def machine_file(path: Path, migrations: dict[int, MigrationCost] | None = None) -> Path:
-    """What `flying-serving fit` writes."""
-    cost = {
-        size: StepCost(0.02 / size, prefill_token_s=1e-4, sequence_s=1e-3, context_token_s=0.0)
-        for size in (1, 2)
-    }
-    measured = Measured(
-        source="a "
-"test", engines=2, devices_per_engine=1, blocks=400, block_tokens={1: 16, 2: 32}, step_cost=cost,
-        migration_cost=migrations or {},
-    )  # fmt: skip
-    path.write_text(measured.model_dump_json(), encoding="utf-8")
-    return path
-
 
 WORKLOAD = synthesise(
     Alternating(

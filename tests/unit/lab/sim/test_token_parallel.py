@@ -24,8 +24,8 @@ from flying_serving.parallelism import Parallelism
 from flying_serving.policy.policies import POLICIES
 from flying_serving.predict.parallelism import ParallelismChoice
 from flying_serving.predict.steps import Step
-from tests.unit.lab.sim.nodes import run
-from tests.unit.lab.sim.test_systems import machine_file
+from tests.unit.lab.sim.machines import machine_file
+from tests.unit.lab.sim.small_nodes import run
 
 
 def divided(machine: Modelled, base: int, degree: int) -> DegreeTime:

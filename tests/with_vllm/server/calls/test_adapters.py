@@ -30,7 +30,7 @@ REFUSED = ValueError("rank 16")
 FLOAT32 = torch.float32
 
 
-class Server(doubles.Server):
+class AdapterServer(doubles.Server):
     """A server with a run directory, and an adapter in a folder beside it."""
 
     def __init__(self, tmp_path: Path) -> None:
@@ -45,12 +45,12 @@ class Server(doubles.Server):
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Server:
-    return Server(tmp_path)
+def server(tmp_path: Path) -> AdapterServer:
+    return AdapterServer(tmp_path)
 
 
 async def load(
-    server: Server, *answers: Any, deadline_s: float | None = None
+    server: AdapterServer, *answers: Any, deadline_s: float | None = None
 ) -> asyncio.Task[bool]:
     """Load an adapter; engines answer in the order of their numbers. Returns the call, which may go
     on.
@@ -63,7 +63,7 @@ async def load(
     return call
 
 
-async def answer(server: Server, called: Sequence[int], answers: dict[int, Any]) -> None:
+async def answer(server: AdapterServer, called: Sequence[int], answers: dict[int, Any]) -> None:
     """Engines answer the calls that wait, which are in the order of the engines `called`."""
     for send in server.vllm.sends:
         if not send.done():
@@ -83,7 +83,7 @@ async def _rounds() -> None:
         await asyncio.sleep(0)
 
 
-async def until_removing(server: Server) -> list[int]:
+async def until_removing(server: AdapterServer) -> list[int]:
     """Wait until engines are told to remove the adapter. Returns them, in the order of the calls
     that wait.
     """
@@ -93,14 +93,14 @@ async def until_removing(server: Server) -> list[int]:
     return server.told("remove_lora")
 
 
-async def test_an_adapter_is_loaded_on_every_engine(server: Server) -> None:
+async def test_an_adapter_is_loaded_on_every_engine(server: AdapterServer) -> None:
     call = await load(server, True, True, True, True)
     assert await call is True
     assert server.told("add_lora") == ENGINES
     assert server.told("remove_lora") == []
 
 
-async def test_a_load_that_fails_on_one_engine_is_undone_on_all(server: Server) -> None:
+async def test_a_load_that_fails_on_one_engine_is_undone_on_all(server: AdapterServer) -> None:
     call = await load(server, True, True, REFUSED, True)
     assert server.told("remove_lora") == ENGINES
     assert not call.done()
@@ -109,7 +109,7 @@ async def test_a_load_that_fails_on_one_engine_is_undone_on_all(server: Server) 
         await call
 
 
-async def test_a_load_that_is_late_on_one_engine_is_undone_on_all(server: Server) -> None:
+async def test_a_load_that_is_late_on_one_engine_is_undone_on_all(server: AdapterServer) -> None:
     """The engine that may hang is told to remove the adapter, and is not waited for."""
     call = await load(server, True, OVERDUE, True, True, deadline_s=SHORT_S)
     removing = await until_removing(server)
@@ -125,7 +125,7 @@ async def test_a_load_that_is_late_on_one_engine_is_undone_on_all(server: Server
 
 
 async def test_an_engine_that_does_not_remove_an_adapter_is_logged(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: AdapterServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = await load(server, True, True, REFUSED, True, deadline_s=SHORT_S)
     await answer(server, ENGINES, {0: RuntimeError("injected"), 1: OVERDUE, 3: EngineLost("ended")})
@@ -137,19 +137,19 @@ async def test_an_engine_that_does_not_remove_an_adapter_is_logged(
     ]
 
 
-async def test_an_engine_that_is_lost_meanwhile_does_not_count(server: Server) -> None:
+async def test_an_engine_that_is_lost_meanwhile_does_not_count(server: AdapterServer) -> None:
     call = await load(server, True, EngineLost("engine 1 has ended"), True, True)
     assert await call is True
     assert server.told("remove_lora") == []
 
 
-async def test_a_load_that_no_engine_has_answered_fails(server: Server) -> None:
+async def test_a_load_that_no_engine_has_answered_fails(server: AdapterServer) -> None:
     call = await load(server, *[EngineLost(f"engine {engine} has ended") for engine in ENGINES])
     with pytest.raises(EngineLost, match="engine 0"):
         await call
 
 
-async def test_a_load_without_engines_fails(server: Server) -> None:
+async def test_a_load_without_engines_fails(server: AdapterServer) -> None:
     for engine in ENGINES:
         server.calls.records[engine].enter(EnginePhase.LOST)
     with pytest.raises(EngineLost, match="no engine is present to load adapter 'a'"):
@@ -159,14 +159,14 @@ async def test_a_load_without_engines_fails(server: Server) -> None:
 # ---- its files, which are read before
 
 
-async def test_engines_are_told_which_files_count(server: Server) -> None:
+async def test_engines_are_told_which_files_count(server: AdapterServer) -> None:
     call = await load(server, True, True, True, True)
     assert await call is True
     with copied(server.adapter, str(server.run_dir)) as files:
         assert AdapterNotes(str(server.run_dir)).agree(3, "another") == files.digest
 
 
-async def test_a_number_that_is_not_finite_reaches_no_engine(server: Server) -> None:
+async def test_a_number_that_is_not_finite_reaches_no_engine(server: AdapterServer) -> None:
     path = server.folder / WEIGHT_FILES[0]
     tensors = load_file(path)
     name = sorted(tensors)[0]
@@ -178,7 +178,7 @@ async def test_a_number_that_is_not_finite_reaches_no_engine(server: Server) -> 
 
 
 async def test_files_that_are_not_read_in_time_reach_no_engine(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: AdapterServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the read stops at its next piece."""
     read, stopped = threading.Event(), list[bool]()
@@ -201,7 +201,7 @@ async def test_files_that_are_not_read_in_time_reach_no_engine(
 
 
 async def test_folders_that_hang_take_no_thread_of_others(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: AdapterServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starts of engines and the loop's executor go on, however often a client tries again."""
     read = threading.Event()
@@ -224,7 +224,7 @@ async def test_folders_that_hang_take_no_thread_of_others(
 
 
 async def test_a_read_has_its_place_again_when_it_has_ended(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: AdapterServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any) -> str:
         raise OSError("injected")

@@ -28,7 +28,7 @@ MAX_BODY_BYTES = 4096
 COMPLETIONS = "/v1/completions"
 
 
-class Node:
+class GatedApp:
     """An app behind the gate, whose one engine runs one request; `waiting` of at most one request
     wait.
 
@@ -88,7 +88,7 @@ async def parts(body: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_a_request_to_a_full_server_is_refused_without_the_application() -> None:
-    node = Node(waiting=1)
+    node = GatedApp(waiting=1)
     answer = await node.ask()
     assert answer.status_code == 429
     error = answer.json()["error"]
@@ -115,7 +115,7 @@ async def test_a_request_to_a_full_server_is_refused_without_the_application() -
 async def test_a_request_that_may_pass_reaches_the_application_whole(
     waiting: int, asked: dict[str, Any]
 ) -> None:
-    node = Node(waiting)
+    node = GatedApp(waiting)
     assert (await node.ask(**asked)).status_code == 200
     fields = {name: value for name, value in asked.items() if name == "priority"}
     assert node.bodies == [encode({"prompt": "a"} | fields)]
@@ -137,7 +137,7 @@ async def test_a_request_that_may_pass_reaches_the_application_whole(
 async def test_a_request_that_speaks_of_a_priority_and_is_not_urgent_is_refused(
     asked: dict[str, Any],
 ) -> None:
-    node = Node(waiting=1)
+    node = GatedApp(waiting=1)
     assert (await node.ask(**asked)).status_code == 429
     assert node.bodies == []
 
@@ -146,7 +146,7 @@ async def test_a_request_that_speaks_of_a_priority_and_is_not_urgent_is_refused(
     "text", ['"priority":-1', '"priority" : -1', '"priority":\n\t-1', '"priority":" -1"']
 )
 async def test_an_urgent_priority_is_seen_however_it_is_spaced(text: str) -> None:
-    assert (await Node(waiting=1).send(f"{{{text}}}".encode())).status_code == 200
+    assert (await GatedApp(waiting=1).send(f"{{{text}}}".encode())).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_an_urgent_priority_is_seen_however_it_is_spaced(text: str) -> Non
 async def test_an_urgent_request_is_refused_where_none_may_be_urgent(
     flying: dict[str, Any],
 ) -> None:
-    assert (await Node(waiting=1, **flying).ask(priority=-1)).status_code == 429
+    assert (await GatedApp(waiting=1, **flying).ask(priority=-1)).status_code == 429
 
 
 def test_the_priority_header_is_vllms() -> None:
@@ -176,7 +176,7 @@ PATHS = (
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_request_that_generates_is_refused_while_the_node_drains(path: str) -> None:
-    node = Node()
+    node = GatedApp()
     node.shell.draining.begin()
     answer = await node.ask(path)
     assert answer.status_code == 503
@@ -185,13 +185,13 @@ async def test_a_request_that_generates_is_refused_while_the_node_drains(path: s
 
 
 async def test_draining_node_answers_requests_that_do_not_generate() -> None:
-    node = Node()
+    node = GatedApp()
     node.shell.draining.begin()
     assert (await node.ask("/v1/models", "GET")).status_code == 200
 
 
 async def test_a_request_is_answered_once_the_node_drains_no_longer() -> None:
-    node = Node()
+    node = GatedApp()
     node.shell.draining.begin()
     node.shell.draining.end()
     assert (await node.ask()).status_code == 200
@@ -199,7 +199,7 @@ async def test_a_request_is_answered_once_the_node_drains_no_longer() -> None:
 
 async def test_a_request_under_way_is_counted_until_it_is_answered() -> None:
     """Also before an engine has it."""
-    node = Node()
+    node = GatedApp()
     node.goes_on.clear()
     answering = asyncio.ensure_future(node.ask())
     while not node.bodies:
@@ -211,7 +211,7 @@ async def test_a_request_under_way_is_counted_until_it_is_answered() -> None:
 
 
 async def test_a_request_that_fails_is_not_counted_any_more() -> None:
-    node = Node()
+    node = GatedApp()
     node.status = 500
     assert (await node.ask()).status_code == 500
     assert node.shell.draining.answering == 0
@@ -221,11 +221,11 @@ async def test_a_request_that_fails_is_not_counted_any_more() -> None:
 
 
 async def test_a_refusal_of_a_full_server_says_when_to_try_again() -> None:
-    assert int((await Node(waiting=1).ask()).headers["retry-after"]) >= 1
+    assert int((await GatedApp(waiting=1).ask()).headers["retry-after"]) >= 1
 
 
 async def test_a_refusal_of_a_draining_node_says_when_to_try_again() -> None:
-    node = Node()
+    node = GatedApp()
     node.shell.draining.begin()
     assert (await node.ask()).headers["retry-after"] == "1"
 
@@ -237,7 +237,7 @@ async def test_a_refusal_of_a_route_says_when_to_try_again(
     status: int, ends: bool, says: bool
 ) -> None:
     """A route's 503 of a server that goes on is about something other than load."""
-    node = Node()
+    node = GatedApp()
     node.status, node.shell.calls.ending = status, ends
     answer = await node.ask()
     assert answer.status_code == status
@@ -248,7 +248,7 @@ async def test_a_refusal_of_a_route_says_when_to_try_again(
 
 
 async def test_a_request_without_the_key_is_refused_before_its_body_is_read() -> None:
-    node = Node(keys=(SECRET,))
+    node = GatedApp(keys=(SECRET,))
     taken: list[int] = []
 
     async def body() -> AsyncIterator[bytes]:
@@ -264,13 +264,13 @@ async def test_a_request_without_the_key_is_refused_before_its_body_is_read() ->
 
 
 async def test_a_body_that_is_too_long_is_refused_as_such_while_the_node_drains() -> None:
-    node = Node()
+    node = GatedApp()
     node.shell.draining.begin()
     assert (await node.send(b" " * (MAX_BODY_BYTES + 1))).status_code == 413
 
 
 async def test_a_draining_node_refuses_as_such_while_it_is_full() -> None:
-    node = Node(waiting=1)
+    node = GatedApp(waiting=1)
     node.shell.draining.begin()
     assert (await node.ask()).status_code == 503
 
@@ -294,7 +294,7 @@ async def test_a_client_that_leaves_after_its_body_is_seen_by_the_route() -> Non
     async def application(_: Any, receive: Any, __: Any) -> None:
         seen.extend([await receive(), await receive()])
 
-    owner = Node().app
+    owner = GatedApp().app
     scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": [], "app": owner}
     await Gate(application, MAX_BODY_BYTES, Published())(scope, receive, send)
     whole = {"type": "http.request", "body": b"{}", "more_body": False}

@@ -15,7 +15,7 @@ from vllm.v1.sample.rejection_sampler import apply_sampling_constraints
 
 from flying_serving.vllm_adapter.cpu_build.expansion import constrain_drafts, expand_on_cpu
 from harness.drafts_cpu.correction import correct, expand
-from tests.with_vllm.vllm_adapter.cpu_build.test_sampling_of_nan import metadata
+from tests.with_vllm.vllm_adapter.cpu_build.sampling_metadata import metadata
 
 VOCAB = 32
 COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=6)
@@ -42,7 +42,7 @@ def test_the_kernel_of_the_cpu_writes_nothing() -> None:
 
 def of_two(**fields: torch.Tensor) -> SamplingMetadata:
     """Return the parameters of two requests that sample."""
-    made = metadata(greedy=False, seeded=False, logprobs=0)
+    made = metadata(2, greedy=False, seeded=False, logprobs=0)
     return replace(made, temperature=torch.tensor([1.0, 0.5]), **fields)
 
 

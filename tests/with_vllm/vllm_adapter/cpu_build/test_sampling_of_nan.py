@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from vllm.v1.sample.logits_processor import LogitsProcessors
-from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
+
+from tests.with_vllm.vllm_adapter.cpu_build.sampling_metadata import metadata
 
 VOCAB = 512
 NAN, INF = math.nan, math.inf
@@ -35,29 +35,6 @@ def logits() -> torch.Tensor:
     return made
 
 
-def metadata(*, greedy: bool, seeded: bool, logprobs: int) -> SamplingMetadata:
-    rows = len(ROWS)
-    generators = {row: torch.Generator().manual_seed(row) for row in range(rows) if seeded}
-    return SamplingMetadata(
-        temperature=None if greedy else torch.ones(rows),
-        all_greedy=greedy,
-        all_random=not greedy,
-        top_p=None,
-        top_k=None,
-        generators=generators,
-        max_num_logprobs=logprobs,
-        no_penalties=True,
-        prompt_token_ids=None,
-        frequency_penalties=torch.zeros(rows),
-        presence_penalties=torch.zeros(rows),
-        repetition_penalties=torch.ones(rows),
-        output_token_ids=[[] for _ in range(rows)],
-        allowed_token_ids_mask=None,
-        bad_words_token_ids={},
-        logitsprocs=LogitsProcessors(),
-    )
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize("sampling", ["forward_cpu", "forward_native"], ids=["CPU", "CUDA"])
 @pytest.mark.parametrize(
@@ -71,7 +48,7 @@ def test_logprobs_are_of_the_sampled_token_whatever_the_logits(
 ) -> None:
     sampler = Sampler()
     sampler.topk_topp_sampler.forward = getattr(sampler.topk_topp_sampler, sampling)
-    output = sampler(logits(), metadata(greedy=greedy, seeded=seeded, logprobs=logprobs))
+    output = sampler(logits(), metadata(len(ROWS), greedy=greedy, seeded=seeded, logprobs=logprobs))
     assert output.logprobs_tensors is not None
     of_logprobs = output.logprobs_tensors.logprob_token_ids[:, 0]
     assert output.sampled_token_ids[:, 0].tolist() == of_logprobs.tolist()

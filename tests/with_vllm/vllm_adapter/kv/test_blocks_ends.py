@@ -2,36 +2,21 @@
 step by step.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from vllm.v1.request import Request, RequestStatus
 
 from tests.with_vllm.engine.schedulers import Hooks
-from tests.with_vllm.vllm_adapter.lanes import BLOCK, Lane, make
+from tests.with_vllm.vllm_adapter.kv_lanes import BLOCK, KVLane, make
 
 PROMPT = 10
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    yield
-
-
-@pytest.fixture(params=[False, True], ids=["one step", "two steps under way"])
-def overlaps(request: pytest.FixtureRequest) -> bool:
-    """Synchronous and asynchronous scheduling."""
-    found: bool = request.param
-    return found
 
 
 class Told:
     """What is said of requests, each with what it has at that time."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: KVLane) -> None:
         self._lane = lane
         self.all: list[tuple[str, Any]] = []
         self.blocks: list[list[int]] = []
@@ -53,7 +38,7 @@ class Told:
 @pytest.mark.parametrize("how", ["length", "stop"])
 def test_a_request_that_ends_has_kv_of_all_but_its_last_token(overlaps: bool, how: str) -> None:
     """In blocks that are still its own, though a step may be under way that computes one more."""
-    lane = Lane(overlaps=overlaps)
+    lane = KVLane(overlaps=overlaps)
     told = Told(lane)
     end = PROMPT + 5
     outputs, stop_at = (6, None) if how == "length" else (40, end)
@@ -76,7 +61,7 @@ def test_a_request_that_ends_has_kv_of_all_but_its_last_token(overlaps: bool, ho
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_request_that_is_aborted_is_told_with_its_blocks(overlaps: bool, steps: int) -> None:
     """In the middle of its prompt or later; what is under way does not count."""
-    lane = Lane(overlaps=overlaps)
+    lane = KVLane(overlaps=overlaps)
     told = Told(lane)
     lane.scheduler.add_request(make("a", 3, PROMPT, 40))
     for _ in range(steps):
@@ -93,7 +78,7 @@ def test_a_request_that_is_aborted_is_told_with_its_blocks(overlaps: bool, steps
 
 def test_one_that_waits_is_told_without_blocks(overlaps: bool) -> None:
     """It is over before it has begun."""
-    lane = Lane(overlaps=overlaps)
+    lane = KVLane(overlaps=overlaps)
     told = Told(lane)
     lane.scheduler.add_request(make("a", 3, PROMPT, 4))
     lane.abort("a")
@@ -104,7 +89,7 @@ def test_one_that_waits_is_told_without_blocks(overlaps: bool) -> None:
 @pytest.mark.parametrize("by", ["blocks", "reset"])
 def test_a_preempted_request_is_told_while_it_runs(overlaps: bool, by: str) -> None:
     """It has not ended, and all its blocks are there; when it ends after that it is told again."""
-    lane = Lane(overlaps=overlaps, blocks=11)
+    lane = KVLane(overlaps=overlaps, blocks=11)
     told = Told(lane)
     for name, family in (("a", 3), ("b", 5)):
         lane.scheduler.add_request(make(name, family, PROMPT, 18))
@@ -128,7 +113,7 @@ def test_a_preempted_request_is_told_while_it_runs(overlaps: bool, by: str) -> N
 
 def test_lane_short_of_blocks_counts_running_then_waiting_requests(overlaps: bool) -> None:
     """What runs, once a step would preempt a request; if nothing runs, what waits."""
-    lane = Lane(overlaps=overlaps, blocks=6)
+    lane = KVLane(overlaps=overlaps, blocks=6)
     assert not lane.pool.is_short()
     taken = lane.pool.take(3)
     assert [lane.pool.missing_for(tokens) for tokens in (0, 7, 8, 11, 12)] == [0, 0, 1, 1, 2]
@@ -151,7 +136,7 @@ def test_lane_short_of_blocks_counts_running_then_waiting_requests(overlaps: boo
 # ---- requests that come with KV
 
 
-def run_out(lane: Lane) -> None:
+def run_out(lane: KVLane) -> None:
     """Until nothing is left."""
     for _ in range(100):
         if not lane.scheduler.requests:
@@ -170,7 +155,7 @@ def test_a_request_pulled_ahead_runs_in_the_blocks_set_aside(
     """Prepared with its prompt; the request itself is another object with the same id, its outputs
     as history.
     """
-    lane = Lane(overlaps=overlaps)
+    lane = KVLane(overlaps=overlaps)
     if cached:
         lane.scheduler.add_request(make("before", 3, cached + 1, 1))
         run_out(lane)
@@ -218,7 +203,7 @@ def test_prefetched_kv_may_be_released(overlaps: bool, which: str) -> None:
     """By the request as it arrived first, or by the one that is to run; it is then prefilled like
     any other.
     """
-    lane = Lane(overlaps=overlaps)
+    lane = KVLane(overlaps=overlaps)
     ahead, itself = make("a", 3, PROMPT, 20), make("a", 3, PROMPT, 6, had=4)
     assert lane.pool.prepare(ahead, 13) is not None
     lane.pool.release(ahead if which == "ahead" else itself)
@@ -233,7 +218,7 @@ def test_prefetched_kv_may_be_released(overlaps: bool, which: str) -> None:
 def test_blocks_ahead_are_enough_for_the_next_step(overlaps: bool) -> None:
     """However many tokens come, and though no other block is free."""
     for tokens in range(1, 3 * BLOCK + 1):
-        lane = Lane(overlaps=overlaps, blocks=-(-(tokens + 1) // BLOCK) + 1)
+        lane = KVLane(overlaps=overlaps, blocks=-(-(tokens + 1) // BLOCK) + 1)
         ahead = make("a", 3, 1, 20)
         room = lane.pool.prepare(ahead, tokens)
         assert room is not None

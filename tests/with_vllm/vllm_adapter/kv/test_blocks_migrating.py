@@ -13,7 +13,7 @@ from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
 
 
-class Lane:
+class BlockManager:
     """What `SchedulerPool` asks of a vLLM scheduler, around vLLM's own KVCacheManager: blocks of
     four tokens.
     """
@@ -88,7 +88,7 @@ def test_pinned_blocks_outlive_their_request() -> None:
     """Even if another request shares some of them; they are free when both let go, and still
     cached.
     """
-    lane = Lane()
+    lane = BlockManager()
     first, second = lane.begin("first", 14), lane.begin("second", 10)
     assert lane.blocks(first)[:2] == lane.blocks(second)[:2]
     blocks = lane.pool.pin("first")
@@ -109,7 +109,7 @@ def test_pinned_blocks_outlive_their_request() -> None:
 
 def test_a_block_that_is_pinned_twice_is_released_twice() -> None:
     """Two requests of one prefix leave at once."""
-    lane = Lane()
+    lane = BlockManager()
     for name in ("first", "second"):
         lane.begin(name, 9)
     pinned = [lane.pool.pin(name) for name in ("first", "second")]
@@ -127,7 +127,7 @@ def test_a_block_that_is_pinned_twice_is_released_twice() -> None:
 
 def test_the_end_of_what_was_pinned_is_evicted_first() -> None:
     """As of any request that ends."""
-    lane = Lane(6)
+    lane = BlockManager(6)
     lane.begin("a", 17)
     blocks = lane.pool.pin("a")
     lane.end("a")
@@ -140,7 +140,7 @@ def test_blocks_for_kv_that_is_to_arrive() -> None:
     """What the prefix cache has counts as there; the rest is cached once it has come, and the
     scheduler goes on.
     """
-    lane = Lane()
+    lane = BlockManager()
     lane.begin("before", 10)
     lane.end("before")
     arriving = tokens_of("arriving", 16)
@@ -168,7 +168,7 @@ def test_blocks_for_kv_that_is_to_arrive() -> None:
 
 def test_less_may_arrive_than_was_prepared_for() -> None:
     """The scheduler computes the rest into the blocks that are there."""
-    lane = Lane()
+    lane = BlockManager()
     arriving = tokens_of("arriving", 16)
     assert lane.pool.prepare(arriving, 15) is not None
     lane.pool.arrived(arriving, 6)
@@ -181,7 +181,7 @@ def test_less_may_arrive_than_was_prepared_for() -> None:
 
 def test_no_block_is_set_aside_if_there_are_too_few() -> None:
     """Nor does a cached prefix stay held; when there are enough it goes."""
-    lane = Lane(8)
+    lane = BlockManager(8)
     lane.begin("before", 10)
     lane.end("before")
     taken = lane.pool.take(3)
@@ -202,7 +202,7 @@ def test_no_block_is_set_aside_if_there_are_too_few() -> None:
 @pytest.mark.parametrize("prepared", [True, False])
 def test_blocks_of_kv_that_does_not_arrive_are_released(prepared: bool) -> None:
     """Its prefix stays cached, and it may begin like any other."""
-    lane = Lane()
+    lane = BlockManager()
     lane.begin("before", 10)
     lane.end("before")
     arriving = tokens_of("arriving", 16)
@@ -218,7 +218,7 @@ def test_blocks_of_kv_that_does_not_arrive_are_released(prepared: bool) -> None:
 
 def test_all_kv_may_be_cached_or_none_may_arrive() -> None:
     """No block is taken then but cached ones and one for the next token, or none."""
-    lane = Lane()
+    lane = BlockManager()
     held = lane.blocks(lane.begin("running", 9))
     arriving, single = tokens_of("arriving", 9), tokens_of("single", 1)
     assert lane.pool.prepare(arriving, 8) == (8, lane.blocks(arriving))
@@ -234,7 +234,7 @@ def test_all_kv_may_be_cached_or_none_may_arrive() -> None:
 
 def test_there_is_room_for_the_next_token() -> None:
     """Requests that came and could not go on would keep each other waiting."""
-    lane = Lane(6)
+    lane = BlockManager(6)
     arriving = [tokens_of(name, 9) for name in ("first", "second")]
     assert lane.pool.prepare(arriving[0], 8) is not None
     assert lane.free == lane.pool.missing_for(8) + 1 == 2
@@ -248,7 +248,7 @@ def test_blocks_are_set_aside_and_released_part_by_part() -> None:
     """Of the cached prefix once; what is pinned is freed from the first block on, and cached as it
     was.
     """
-    lane = Lane(8)
+    lane = BlockManager(8)
     lane.begin("before", 10)
     lane.end("before")
     arriving = tokens_of("arriving", 21)

@@ -18,11 +18,11 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from flying_serving.vllm_adapter.kv.cache import zero_blocks, zero_on_cpu
 from flying_serving.vllm_adapter.patches import installer, table
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
-from tests.with_vllm.vllm_adapter.lanes import BLOCK, Lane, make
+from tests.with_vllm.vllm_adapter.kv_lanes import BLOCK, KVLane, make
 
 BLOCKS = 7
 STALE = -1
-"""What another request has left, in the memory of `Lane`."""
+"""What another request has left, in the memory of `KVLane`."""
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
@@ -77,13 +77,12 @@ def zeroing() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("zeroing")
-@pytest.mark.parametrize("overlaps", [False, True], ids=["one step", "two steps under way"])
 @pytest.mark.parametrize("arrived", [5, 8, 12, 13])
 def test_kv_that_comes_is_kept_and_what_is_behind_it_is_zeroed(
     overlaps: bool, arrived: int
 ) -> None:
     """Beside a request that is computed, whose new blocks are zeroed too."""
-    lane = Lane(overlaps=overlaps)
+    lane = KVLane(overlaps=overlaps)
     lane.scheduler.add_request(make("other", 5, 6, 20))
     lane.step()
     coming = make("a", 3, 10, 6, had=4)
@@ -115,7 +114,7 @@ def test_kv_that_comes_is_kept_and_what_is_behind_it_is_zeroed(
 @pytest.mark.usefixtures("zeroing")
 def test_blocks_of_a_request_that_has_gone_are_not_zeroed_in_use() -> None:
     """It has come with KV, and ends before it has made a step; its blocks are another one's."""
-    lane = Lane(overlaps=False, blocks=6)
+    lane = KVLane(overlaps=False, blocks=6)
     gone, coming = make("gone", 3, 10, 6, had=4), make("a", 5, 10, 6, had=4)
     assert lane.pool.prepare(gone, 13) is not None
     lane.pool.arrived(gone, 5)

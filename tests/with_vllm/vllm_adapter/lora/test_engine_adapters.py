@@ -42,7 +42,7 @@ def config(tmp_path: Path) -> Iterator[VllmConfig]:
         yield made
 
 
-class Engine:
+class AdaptersOfEngine:
     """Lane 1's adapters of one engine of a server, and the adapters a, b and c on disk."""
 
     def __init__(self, config: VllmConfig, run_dir: Path, number: int) -> None:
@@ -80,29 +80,29 @@ class Engine:
 
 
 @pytest.fixture
-def engine(config: VllmConfig, tmp_path: Path) -> Engine:
-    return Engine(config, tmp_path, 0)
+def engine(config: VllmConfig, tmp_path: Path) -> AdaptersOfEngine:
+    return AdaptersOfEngine(config, tmp_path, 0)
 
 
-def write_others(engine: Engine, name: str) -> None:
+def write_others(engine: AdaptersOfEngine, name: str) -> None:
     """Overwrite an adapter's weights with those of another one."""
     other = make_adapter(engine.run_dir / "other", "llama", seed=9)
     shutil.copy(other / WEIGHT_FILES[0], engine.folder(name) / WEIGHT_FILES[0])
 
 
-def evict(engine: Engine, name: str) -> None:
+def evict(engine: AdaptersOfEngine, name: str) -> None:
     engine.step(*[other for other in "abc" if other != name])
     assert not engine.has(name)
 
 
-def test_an_adapter_that_was_evicted_is_read_again(engine: Engine) -> None:
+def test_an_adapter_that_was_evicted_is_read_again(engine: AdaptersOfEngine) -> None:
     engine.adapters.add_adapter(engine.requests["a"])
     evict(engine, "a")
     assert min(engine.step("a")[1:]) >= 0
     assert engine.lacks("a") is None
 
 
-def test_a_folder_with_other_weights_gives_none(engine: Engine) -> None:
+def test_a_folder_with_other_weights_gives_none(engine: AdaptersOfEngine) -> None:
     """Neither the old weights nor the new ones are computed with, and the engine goes on."""
     engine.adapters.add_adapter(engine.requests["a"])
     evict(engine, "a")
@@ -114,11 +114,11 @@ def test_a_folder_with_other_weights_gives_none(engine: Engine) -> None:
 
 
 def test_an_engine_that_is_back_loads_what_the_others_have(
-    engine: Engine, config: VllmConfig
+    engine: AdaptersOfEngine, config: VllmConfig
 ) -> None:
     engine.adapters.add_adapter(engine.requests["a"])
     write_others(engine, "a")
-    back = Engine(config, engine.run_dir, 1)
+    back = AdaptersOfEngine(config, engine.run_dir, 1)
     with pytest.raises(AdapterNotLoaded, match=CHANGED):
         back.adapters.add_adapter(back.requests["a"])
     assert back.step("a") == (-1, -1)
@@ -126,7 +126,9 @@ def test_an_engine_that_is_back_loads_what_the_others_have(
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "no json"])
-def test_a_folder_that_is_gone_or_damaged_ends_no_step(engine: Engine, damage: str) -> None:
+def test_a_folder_that_is_gone_or_damaged_ends_no_step(
+    engine: AdaptersOfEngine, damage: str
+) -> None:
     engine.adapters.add_adapter(engine.requests["a"])
     evict(engine, "a")
     if damage == "gone":
@@ -141,7 +143,9 @@ def test_a_folder_that_is_gone_or_damaged_ends_no_step(engine: Engine, damage: s
     assert ("engine 0 cannot read adapter 'a' again: LoRA" if damage == "gone" else CHANGED) in why
 
 
-def test_a_file_that_is_cut_short_leaves_loaded_weights_as_they_are(engine: Engine) -> None:
+def test_a_file_that_is_cut_short_leaves_loaded_weights_as_they_are(
+    engine: AdaptersOfEngine,
+) -> None:
     """vLLM maps the file: pages behind its new end would end the process."""
     engine.adapters.add_adapter(engine.requests["a"])
     (engine.folder("a") / WEIGHT_FILES[0]).write_bytes(b"")
@@ -151,7 +155,7 @@ def test_a_file_that_is_cut_short_leaves_loaded_weights_as_they_are(engine: Engi
         assert all(part.isfinite().all() for part in parts if part is not None)
 
 
-def test_a_step_keeps_its_adapters_that_are_loaded(engine: Engine) -> None:
+def test_a_step_keeps_its_adapters_that_are_loaded(engine: AdaptersOfEngine) -> None:
     """The one that it loads takes the place of another, whatever their order."""
     for order in (("a", "b"), ("b", "c"), ("c", "a")):
         engine.step(*order[:1])
@@ -161,7 +165,7 @@ def test_a_step_keeps_its_adapters_that_are_loaded(engine: Engine) -> None:
 
 
 def test_an_adapter_that_failed_is_read_again_after_a_while(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: AdaptersOfEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = engine.run_dir / "away"
     engine.folder("a").rename(away)
@@ -175,7 +179,7 @@ def test_an_adapter_that_failed_is_read_again_after_a_while(
     assert engine.lacks("a", since_s=engine.now_s) is None
 
 
-def test_a_lane_of_a_group_makes_its_step_without_it_too(engine: Engine) -> None:
+def test_a_lane_of_a_group_makes_its_step_without_it_too(engine: AdaptersOfEngine) -> None:
     shutil.rmtree(engine.folder("a"))
     lane: Any = LaneAdapters(engine.adapters, engine.adapters._adapter_manager)
     mapping = LoRAMapping((1, 2, 0), (1, 2, 0), is_prefill=True)
@@ -186,7 +190,7 @@ def test_a_lane_of_a_group_makes_its_step_without_it_too(engine: Engine) -> None
     assert slots[1] >= 0
 
 
-def test_errors_name_the_folder_of_the_user(engine: Engine) -> None:
+def test_errors_name_the_folder_of_the_user(engine: AdaptersOfEngine) -> None:
     """And no copy."""
     other = make_adapter(engine.run_dir / "of another", "llama", seed=3, targets=("lm_head",))
     request = LoRARequest("x", 8, str(other))
@@ -200,7 +204,9 @@ def test_errors_name_the_folder_of_the_user(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", WEIGHT_FILES[:2])
 @pytest.mark.parametrize("part", ["lora_A", "lora_B"])
-def test_numbers_that_are_not_finite_are_not_kept(engine: Engine, name: str, part: str) -> None:
+def test_numbers_that_are_not_finite_are_not_kept(
+    engine: AdaptersOfEngine, name: str, part: str
+) -> None:
     """Also of a pickled file, which only vLLM reads."""
     folder = engine.folder("a")
     tensors = load_file(folder / WEIGHT_FILES[0])

@@ -7,7 +7,7 @@ from vllm.v1.core.kv_cache_utils import _gen_lora_extra_hash_keys
 
 from flying_serving.vllm_adapter.lora.layers import AdapterProducts, hash_keys_of_adapter
 from tests.unit.memory.layers import numbers
-from tests.with_vllm.vllm_adapter.lanes import make
+from tests.with_vllm.vllm_adapter.kv_lanes import make
 
 ACTIVE = [11, 12]
 """The adapter in each slot."""

@@ -2,33 +2,16 @@
 adapter that an engine lacked end with an error.
 """
 
-from collections.abc import Iterator
-
-import pytest
 from vllm.v1.request import Request, RequestStatus
 
 from flying_serving.layout.groups import Group
 from flying_serving.vllm_adapter.lora.requests import AdapterRequests
 from tests.with_vllm.engine.schedulers import Hooks
-from tests.with_vllm.vllm_adapter.lanes import Lane, make
+from tests.with_vllm.vllm_adapter.kv_lanes import KVLane, make
 
 AGING_S = 30.0
 BUSY, OTHER, THIRD = 1, 2, 3
 """Adapters."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    yield
-
-
-@pytest.fixture(params=[False, True], ids=["one step", "two steps under way"])
-def overlaps(request: pytest.FixtureRequest) -> bool:
-    """Synchronous and asynchronous scheduling."""
-    found: bool = request.param
-    return found
 
 
 class Slots:
@@ -37,7 +20,7 @@ class Slots:
     """
 
     def __init__(self, *, overlaps: bool, slots: int = 1) -> None:
-        self.lane = Lane(overlaps=overlaps, max_loras=slots)
+        self.lane = KVLane(overlaps=overlaps, max_loras=slots)
         self.now_s = 100.0
         self.begun_s: dict[str, float] = {}
         self._count = 0
@@ -183,7 +166,7 @@ class Failing:
     """A lane whose engine lacks adapters, and the requests that end with an error."""
 
     def __init__(self, *, overlaps: bool) -> None:
-        self.lane = Lane(overlaps=overlaps, max_loras=2)
+        self.lane = KVLane(overlaps=overlaps, max_loras=2)
         self.now_s = 100.0
         self.lacking: dict[int, tuple[float, str]] = {}
         self.ended: dict[str, str] = {}

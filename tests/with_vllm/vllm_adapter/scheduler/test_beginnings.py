@@ -10,15 +10,9 @@ from vllm.v1.request import Request
 from flying_serving.vllm_adapter.keys import DEADLINE_KEY
 from flying_serving.vllm_adapter.scheduler.beginnings import beginnings_in, is_beginning
 from tests.with_vllm.engine.schedulers import Hooks
-from tests.with_vllm.engine.test_aging import Lane
+from tests.with_vllm.vllm_adapter.one_token import OneTokenLane
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def asked(name: str, outputs: int, *, deadline: bool) -> Request:
@@ -31,7 +25,7 @@ def asked(name: str, outputs: int, *, deadline: bool) -> Request:
 
 def test_a_request_is_told_of_in_its_first_step_and_not_before() -> None:
     """One runs at a time; of a request without a deadline nothing is told."""
-    lane, told = Lane("fcfs"), list[str]()
+    lane, told = OneTokenLane("fcfs"), list[str]()
 
     def emit(outputs: dict[int, EngineCoreOutputs] | None) -> None:
         if outputs is None:

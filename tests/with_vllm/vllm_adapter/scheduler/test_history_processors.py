@@ -52,7 +52,7 @@ def test_a_request_stays_whose_logits_processor_may_hold_a_state() -> None:
 
 
 @pytest.mark.parametrize(
-    "processors", [[], [Looking], ["tests.stock.force:ForceTokens"]], ids=["none", "class", "name"]
+    "processors", [[], [Looking], ["harness.force:ForceTokens"]], ids=["none", "class", "name"]
 )
 def test_a_request_whose_logits_processors_follow_its_outputs_migrates(
     processors: list[Any],

@@ -11,18 +11,12 @@ from flying_serving.scheduling.batches import Running
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.scheduler.limits import running_of
 from harness.examples import examples
-from tests.with_vllm.engine.test_aging import Lane
+from tests.with_vllm.vllm_adapter.one_token import OneTokenLane
 
 MAX_NUM_SEQS = 8
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-
-
-def planned(lane: Lane) -> dict[str, int]:
+def planned(lane: OneTokenLane) -> dict[str, int]:
     """Make a step. Returns its tokens by request; one whose prompt is not done yet gets no
     token.
     """
@@ -43,7 +37,7 @@ def planned(lane: Lane) -> dict[str, int]:
 def test_a_step_takes_no_more_prompt_tokens_and_every_decode(
     limit: int, prompts: list[int]
 ) -> None:
-    lane = Lane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS)
+    lane = OneTokenLane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS)
     asked: list[Running] = []
     # the first prompts come before the request that decodes, so that they are before it in vLLM's
     # order
@@ -77,7 +71,7 @@ def test_a_step_takes_no_more_prompt_tokens_and_every_decode(
 
 
 def test_without_a_limit_a_step_is_as_before() -> None:
-    lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)
+    lane = OneTokenLane("fcfs", max_num_seqs=MAX_NUM_SEQS)
     limits = iter([16, None])
     lane.scheduler.prompt_limit = lambda running: next(limits)
     lane.arrive("a", 0, 0.0, tokens=100)
@@ -90,7 +84,7 @@ def test_without_a_limit_a_step_is_as_before() -> None:
 def test_a_request_that_comes_with_its_kv_does_not_wait_for_prompts(limit: int | None) -> None:
     """It has a token in the first step, also where a prompt that runs could take all of it."""
     most = 64
-    lane = Lane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS, step_tokens=most)
+    lane = OneTokenLane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS, step_tokens=most)
     lane.scheduler.prompt_limit = None if limit is None else lambda running: limit
     lane.arrive("prompt", 0, 0.0, tokens=400)
     lane.arrive("waits", 0, 0.0, tokens=400)
@@ -107,7 +101,9 @@ def test_a_request_that_comes_with_its_kv_does_not_wait_for_prompts(limit: int |
 
 def test_more_prompts_than_the_limit_has_tokens_leave_one_to_each_decode() -> None:
     """Each of them takes one token, and they are before the request that decodes."""
-    lane = Lane("fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS, step_tokens=80, chunk_tokens=16)
+    lane = OneTokenLane(
+        "fcfs", blocks=400, max_num_seqs=MAX_NUM_SEQS, step_tokens=80, chunk_tokens=16
+    )
     for number in range(4):
         lane.arrive(f"p{number}", 0, 0.0, tokens=100)
     lane.arrive("decodes", 0, 0.0, tokens=1)
@@ -118,7 +114,7 @@ def test_more_prompts_than_the_limit_has_tokens_leave_one_to_each_decode() -> No
 
 def test_drafts_are_no_prompt() -> None:
     """A request that decodes has some; they are counted with its token."""
-    lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)
+    lane = OneTokenLane("fcfs", max_num_seqs=MAX_NUM_SEQS)
     request = lane.arrive("a", 0, 0.0, tokens=5)
     planned(lane)
     request.spec_token_ids = [3, 4]
@@ -127,7 +123,7 @@ def test_drafts_are_no_prompt() -> None:
 
 def test_running_requests_are_reported_with_their_context() -> None:
     """Decoding requests with what they read, and what the first of the prompts under way has."""
-    lane = Lane("fcfs", max_num_seqs=MAX_NUM_SEQS)
+    lane = OneTokenLane("fcfs", max_num_seqs=MAX_NUM_SEQS)
     lane.arrive("a", 0, 0.0, tokens=5)
     planned(lane)
     lane.scheduler.prompt_limit = lambda running: 16

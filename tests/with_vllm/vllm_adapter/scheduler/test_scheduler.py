@@ -3,7 +3,6 @@ tells what happens.
 """
 
 import logging
-from collections.abc import Iterator
 from logging.handlers import QueueHandler
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -21,23 +20,9 @@ from flying_serving.vllm_adapter.scheduler.scheduler import (
     use_lane_class,
 )
 from tests.with_vllm.engine.schedulers import Hooks
-from tests.with_vllm.vllm_adapter.lanes import Lane, make
+from tests.with_vllm.vllm_adapter.kv_lanes import KVLane, make
 
 PROMPT = 10
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    yield
-
-
-@pytest.fixture(params=[False, True], ids=["one step", "two steps under way"])
-def overlaps(request: pytest.FixtureRequest) -> bool:
-    """Synchronous and asynchronous scheduling."""
-    asked: bool = request.param
-    return asked
 
 
 class UsersScheduler(AsyncScheduler):
@@ -135,7 +120,7 @@ def test_the_user_is_warned_of_a_class_of_his() -> None:
 
 def test_a_lane_plans_as_vllm_does(overlaps: bool) -> None:
     """With as many requests as may run at once, and one more; blocks run out on the way."""
-    lanes = [Lane(overlaps=overlaps, blocks=14, is_stock=is_stock) for is_stock in (True, False)]
+    lanes = [KVLane(overlaps=overlaps, blocks=14, is_stock=is_stock) for is_stock in (True, False)]
     for lane in lanes:
         for family in range(1, 6):
             lane.scheduler.add_request(make(f"r{family}", family, PROMPT, 6))
@@ -149,7 +134,7 @@ def test_a_lane_plans_as_vllm_does(overlaps: bool) -> None:
 
 
 def test_methods_of_a_users_class_are_called() -> None:
-    lane = Lane(overlaps=True, kind=UsersScheduler)
+    lane = KVLane(overlaps=True, kind=UsersScheduler)
     assert lane.scheduler.get_num_unfinished_requests() == 77
 
 
@@ -157,7 +142,7 @@ def test_hooks_are_told_in_the_order_of_events() -> None:
     """The output is heard of before the scheduler takes it: its request still has all blocks
     then.
     """
-    lane, told = Lane(overlaps=False), list[tuple[str, Any]]()
+    lane, told = KVLane(overlaps=False), list[tuple[str, Any]]()
     lane.scheduler.hooks = Hooks(
         step_planned=lambda plan: told.append(("planned", plan)),
         output_received=lambda plan: told.append(("received", lane.pool.blocks_of("a"))),
@@ -173,14 +158,14 @@ def test_hooks_are_told_in_the_order_of_events() -> None:
 
 @pytest.mark.parametrize("log_stats", [True, False])
 def test_statistics_are_told_of_where_vllm_makes_any(log_stats: bool) -> None:
-    lane, told = Lane(overlaps=False, log_stats=log_stats), list[Any]()
+    lane, told = KVLane(overlaps=False, log_stats=log_stats), list[Any]()
     lane.scheduler.hooks = Hooks(stats_made=told.append)
     stats = lane.scheduler.make_stats()
     assert told == ([stats] if log_stats else [])
 
 
 def test_cached_prefix_is_known_until_its_blocks_are_freed() -> None:
-    lane = Lane(overlaps=False)
+    lane = KVLane(overlaps=False)
     for name in ("a", "b"):
         lane.scheduler.add_request(make(name, 3, PROMPT, 2))
         lane.step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -32,18 +32,11 @@ TEXT = PROMPT + [1, 2, 3, 9, 9, 1, 2, 3, 4, 5, 1, 2, 9, 9, 9, 9, 1, 2, 3, 4, 8] 
 """The tokens that a request has in the end: some of its drafts are accepted, some are not."""
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """vLLM reads a machine's cores when it makes a configuration."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    init_none_hash(sha256)
-    yield
-
-
-class Lane:
-    """A scheduler of production without a model: all requests get the tokens of TEXT."""
+class DraftingLane:
+    """The scheduler of a lane with drafts, where all requests get the tokens of TEXT."""
 
     def __init__(self, *, blocks: int = 100, step_tokens: int = 64, longest: int = 512) -> None:
+        init_none_hash(sha256)  # as an engine does before there are requests
         config = EngineArgs(
             str(tiny("llama")),
             max_model_len=longest,
@@ -144,11 +137,11 @@ OUTPUTS = 50
 
 
 @pytest.fixture
-def lane() -> Lane:
-    return Lane()
+def lane() -> DraftingLane:
+    return DraftingLane()
 
 
-def boundaries(lane: Lane) -> tuple[list[int], list[int]]:
+def boundaries(lane: DraftingLane) -> tuple[list[int], list[int]]:
     """Return the numbers of outputs after each step of an undisturbed request, and of drafts in
     it.
     """
@@ -160,7 +153,7 @@ def boundaries(lane: Lane) -> tuple[list[int], list[int]]:
     return ends, counts
 
 
-def test_steps_of_the_scheduler_are_told_from_tokens(lane: Lane) -> None:
+def test_steps_of_the_scheduler_are_told_from_tokens(lane: DraftingLane) -> None:
     ends, counts = boundaries(lane)
     tokens = TEXT[: len(PROMPT) + ends[-1]]
     assert set(counts) > {0, 4}
@@ -172,7 +165,7 @@ def test_steps_of_the_scheduler_are_told_from_tokens(lane: Lane) -> None:
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a prompt"])
 def test_a_request_with_outputs_makes_the_steps_of_an_undisturbed_one(beside: bool) -> None:
     """It computes its outputs again; then each step has the drafts that it would have had."""
-    lane = Lane(step_tokens=40)
+    lane = DraftingLane(step_tokens=40)
     ends, counts = boundaries(lane)
     for step, outputs in enumerate(ends[:-1], start=1):
         lane.clear()
@@ -184,7 +177,7 @@ def test_a_request_with_outputs_makes_the_steps_of_an_undisturbed_one(beside: bo
 
 def test_a_step_is_never_longer_than_the_runner_takes() -> None:
     """Where prompts fill a step, requests that go on have room for their drafts all the same."""
-    lane, most = Lane(step_tokens=32), 32
+    lane, most = DraftingLane(step_tokens=32), 32
     ends, _ = boundaries(lane)
     for number, outputs in enumerate(ends[3:7]):
         lane.add(f"again-{number}", outputs)
@@ -199,7 +192,7 @@ def test_a_step_is_never_longer_than_the_runner_takes() -> None:
 
 def test_a_step_has_room_however_many_requests_go_on() -> None:
     """vLLM waits with a request that has come with its KV until its padded step has room."""
-    lane = Lane(step_tokens=12)
+    lane = DraftingLane(step_tokens=12)
     ends, counts = boundaries(lane)
     arrived = lane.request("arrived", ends[3])
     assert lane.pool.prepare(arrived, arrived.num_tokens - 1) is not None
@@ -211,7 +204,7 @@ def test_a_step_has_room_however_many_requests_go_on() -> None:
 
 
 def test_a_step_does_not_look_at_all_waiting_requests(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    lane: DraftingLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be thousands. That a preempted one goes on is known."""
     ends, _ = boundaries(lane)
@@ -231,7 +224,7 @@ def test_a_step_does_not_look_at_all_waiting_requests(
 
 def test_a_request_near_the_models_length_takes_no_drafts_from_others() -> None:
     longest = len(PROMPT) + OUTPUTS + 5
-    lane = Lane(step_tokens=200, longest=longest)
+    lane = DraftingLane(step_tokens=200, longest=longest)
     ends, counts = boundaries(lane)
     for step, outputs in enumerate(ends[:-1], start=1):
         lane.clear()
@@ -243,7 +236,7 @@ def test_a_request_near_the_models_length_takes_no_drafts_from_others() -> None:
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a prompt"])
 def test_so_does_a_request_that_comes_with_its_kv(beside: bool) -> None:
     """vLLM would pad its first step, unless a prompt is computed beside it."""
-    lane = Lane(step_tokens=12)
+    lane = DraftingLane(step_tokens=12)
     ends, counts = boundaries(lane)
     for step, outputs in enumerate(ends[:-1], start=1):
         lane.clear()
@@ -257,7 +250,7 @@ def test_so_does_a_request_that_comes_with_its_kv(beside: bool) -> None:
         assert lane.drafts_until(request, OUTPUTS) == counts[step:], outputs
 
 
-def test_a_preempted_request_makes_the_steps_of_an_undisturbed_one(lane: Lane) -> None:
+def test_a_preempted_request_makes_the_steps_of_an_undisturbed_one(lane: DraftingLane) -> None:
     ends, counts = boundaries(lane)
     request = lane.add("preempted")
     lane.drafts_until(request, ends[4])
@@ -266,7 +259,7 @@ def test_a_preempted_request_makes_the_steps_of_an_undisturbed_one(lane: Lane) -
     assert lane.drafts_until(request, OUTPUTS) == counts[5:]
 
 
-def test_no_first_step_is_padded(lane: Lane) -> None:
+def test_no_first_step_is_padded(lane: DraftingLane) -> None:
     """vLLM pads that of a prompt of which the prefix cache has all but a token."""
     lane.drafts_until(lane.add("first"), 1)
     request = lane.request("second")
@@ -276,7 +269,7 @@ def test_no_first_step_is_padded(lane: Lane) -> None:
     assert lane.step()["second"] == (1, 0)
 
 
-def test_drafts_without_room_are_left_out(lane: Lane) -> None:
+def test_drafts_without_room_are_left_out(lane: DraftingLane) -> None:
     """The blocks hold all tokens of the request, and none of its drafts."""
     ends, _ = boundaries(lane)
     lengths = [len(PROMPT) + end for end in ends]
@@ -285,13 +278,13 @@ def test_drafts_without_room_are_left_out(lane: Lane) -> None:
         for tokens in lengths
         if tokens % BLOCK in (14, 15, 0) and len(lane.drafter.propose(TEXT[:tokens])) > 2
     )
-    lane = Lane(blocks=1 + -(-tokens // BLOCK))
+    lane = DraftingLane(blocks=1 + -(-tokens // BLOCK))
     lane.add("again", tokens - len(PROMPT))
     assert lane.step()["again"] == (tokens, 0)
     lane.pool.check(set())
 
 
-def test_a_request_that_fills_its_group_ends_after_a_whole_step(lane: Lane) -> None:
+def test_a_request_that_fills_its_group_ends_after_a_whole_step(lane: DraftingLane) -> None:
     ends, _ = boundaries(lane)
     for full_at in range(3, 12):
         request = lane.add(f"full-{full_at}", full_at=full_at)
@@ -301,7 +294,7 @@ def test_a_request_that_fills_its_group_ends_after_a_whole_step(lane: Lane) -> N
         assert request.num_output_tokens == min(end for end in ends if end >= full_at)
 
 
-def test_blocks_for_drafts_are_missed(lane: Lane) -> None:
+def test_blocks_for_drafts_are_missed(lane: DraftingLane) -> None:
     """They count as the next tokens of a request."""
     request = lane.add("one")
     lane.drafts_until(request, 12)

@@ -1,6 +1,6 @@
 """Weights of real models, dropped and fetched back by layers (`weights/lending/droppable.py`)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +8,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import Module
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
-from vllm.model_executor.layers.vocab_parallel_embedding import (
-    ParallelLMHead,
-    VocabParallelEmbedding,
-)
 
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.errors import IntegrityError, Unsupported
 from flying_serving.layout.shards import Segment
-from flying_serving.vllm_adapter.model_runner.configuration import lane_config
-from flying_serving.vllm_adapter.weights.loading import keep_matrix, keep_weights, pack_matrix
-from flying_serving.weights.lending.arena_placement import ArenaPlacement
+from flying_serving.vllm_adapter.weights.loading import pack_matrix
 from flying_serving.weights.lending.pages import Extent
 from flying_serving.weights.lending.residency import (
     Kind,
@@ -34,9 +28,13 @@ from flying_serving.weights.lending.residency import (
 from flying_serving.weights.lending.weight_file import WeightFile
 from flying_serving.weights.share import SharedWeights
 from flying_serving.weights.storage import PackedRows
-from flying_serving.weights.units import Pack
-from tests.unit.memory.layers import device_pages
-from tests.with_vllm.weights.lending.recorded import Change, Recorded, until_none_changes
+from tests.with_vllm.weights.lending.droppable_lanes import (
+    WAYS,
+    WIDEST,
+    DroppableLanes,
+    layer,
+    same,
+)
 from tests.with_vllm.worker.configurations import (
     BLOOM,
     FALCON,
@@ -51,7 +49,6 @@ from tests.with_vllm.worker.loaded import alone, load, nested, random, resident_
 
 pytestmark = pytest.mark.usefixtures("classes_imported_here")
 
-WIDEST = 4
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA | {"num_key_value_heads": 2},
     "llama-mqa": LLAMA | {"num_key_value_heads": 1},
@@ -60,107 +57,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt-oss": GPT_OSS | {"num_local_experts": 4},
     "opt-with-biases": OPT,
 }
-WAYS: dict[str, Pack | None] = {"packed": pack_matrix, "unpacked": keep_matrix, "placed": None}
-"""How weights lie: *placed* ones in an arena of a device."""
-
-
-class Worker:
-    """The lanes of one engine of four over the weights of a model, and which of these it has.
-
-    Weights that are not packed lie in an arena whose extents are single pages.
-    """
-
-    def __init__(
-        self, config: VllmConfig, engine: int, pack: Pack | None, file: WeightFile
-    ) -> None:
-        lane1 = tree(config, 1)
-        load(lane1)
-        self.lanes = {1: lane1} | {size: tree(config, size) for size in (2, WIDEST)}
-        self.file = file
-        widest = lane_config(config, WIDEST, config.cache_config.block_size)
-        with keep_weights(), set_current_vllm_config(widest):
-            if pack is not None:
-                self.weights = SharedWeights(lane1, WIDEST, pack, file)
-            else:
-                placement = ArenaPlacement(device_pages(16 << 20, file)[1], engine, WIDEST)
-                self.weights = SharedWeights(lane1, WIDEST, None, placement=placement)
-            self.weights.complete(self.lanes[WIDEST])
-            for size in (2, WIDEST):
-                self.weights.bind(self.lanes[size], engine % size, size)
-        file.announce()
-        file.open()
-        self.changes: list[Change] = []
-        pieces = in_order(lane1, self.weights.units)
-        recorded = [(name, Recorded(name, units, self.changes)) for name, units in pieces]
-        self.residency = WorkerWeights(recorded, engine)
-
-    def results(self, size: int) -> dict[str, torch.Tensor | None]:
-        """What each layer of a lane computes, by its name; None: it refused."""
-        return {name: _tried(product) for name, product in products(self.lanes[size])}
-
-    def drop_all(self, degree: int) -> list[Change]:
-        return until_none_changes(lambda: self.residency.drop_next(degree), self.changes)
-
-    def fetch_all(self) -> list[Change]:
-        return until_none_changes(self.residency.fetch_next, self.changes)
-
-
-def _tried(product: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-    try:
-        return product()
-    except IntegrityError:
-        return None
-
-
-def products(model: Module) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """Yield what multiplies with weights in a lane, by the name of its layer."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, ColumnParallelLinear | RowParallelLinear):
-            width = (
-                layer.input_size
-                if isinstance(layer, ColumnParallelLinear)
-                else layer.input_size_per_partition
-            )
-            yield name, _applied(layer, random(3, width))
-        elif isinstance(layer, RoutedExperts):
-            routing = {
-                "topk_weights": torch.full((3, 2), 0.5),
-                "topk_ids": torch.tensor([[0, 1], [2, 3], [1, 3]], dtype=torch.int32),
-            }
-            shared = {"shared_experts": None, "shared_experts_input": None}
-            yield name, _applied(layer, random(3, 64), **routing, **shared)
-        elif isinstance(layer, VocabParallelEmbedding):
-            if layer.quant_method._logits is not None:
-                yield f"{name}: logits", _applied(layer, random(3, layer.embedding_dim))
-            if not isinstance(layer, ParallelLMHead):
-                yield name, _looked_up(layer, torch.arange(layer.weight.shape[0]))
-
-
-def _applied(layer: Any, x: torch.Tensor, **others: Any) -> Callable[[], torch.Tensor]:
-    return lambda: layer.quant_method.apply(layer, x, **others)
-
-
-def _looked_up(layer: Any, tokens: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: layer.quant_method.embedding(layer, tokens)
-
-
-def same(mine: dict[str, torch.Tensor | None], theirs: dict[str, torch.Tensor | None]) -> bool:
-    """Whether two lanes, or one at two times, have computed the same bits in each layer."""
-    pairs = [(mine[name], theirs[name]) for name in mine.keys() | theirs.keys()]
-    return all(
-        left is not None and right is not None and torch.equal(left, right) for left, right in pairs
-    )
 
 
 @pytest.fixture(params=[(model, way) for model in MODELS for way in WAYS], ids="-".join)
-def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
+def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DroppableLanes]:
     model, way = request.param
     with alone(configuration(tmp_path, MODELS[model])) as config:
-        yield Worker(config, 1, WAYS[way], written(tmp_path))
+        yield DroppableLanes(config, 1, WAYS[way], written(tmp_path))
 
 
 @pytest.mark.deep
-def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None:
+def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: DroppableLanes) -> None:
     """Others refuse each layer that was dropped, and all have the same bits again when all layers
     are back.
     """
@@ -190,8 +97,8 @@ def test_a_lane_that_keeps_its_weights_has_the_same_bits(worker: Worker) -> None
 @pytest.mark.parametrize("way", WAYS)
 def test_engine_fetches_weights_that_another_has_written(way: str, tmp_path: Path) -> None:
     with alone(configuration(tmp_path, MODELS["llama"])) as config:
-        first = Worker(config, 0, WAYS[way], written(tmp_path))
-        worker = Worker(
+        first = DroppableLanes(config, 0, WAYS[way], written(tmp_path))
+        worker = DroppableLanes(
             config, 3, WAYS[way], WeightFile(str(tmp_path), str(tmp_path), 0, writes=False)
         )
         before = worker.results(1)
@@ -208,7 +115,7 @@ def test_weights_go_mlp_first_and_the_last_layer_first(tmp_path: Path) -> None:
     undone likewise.
     """
     with alone(configuration(tmp_path, MODELS["llama"])) as config:
-        worker = Worker(config, 2, pack_matrix, written(tmp_path))
+        worker = DroppableLanes(config, 2, pack_matrix, written(tmp_path))
         names = [change.layer for change in worker.drop_all(WIDEST)]
         assert names == [
             *("model.layers.1.mlp.down_proj", "model.layers.1.mlp.gate_up_proj"),
@@ -239,11 +146,6 @@ class Attends(nn.Module, AttentionLayerBase):
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> Any:
         raise NotImplementedError
-
-
-def layer(**parts: Module) -> Module:
-    """A model with a linear layer outside its list of layers, and one entry in that."""
-    return nested(head=nn.Linear(1, 1), layers=nn.ModuleList([nested(**parts)]))
 
 
 LINEAR = nn.Linear(1, 1)

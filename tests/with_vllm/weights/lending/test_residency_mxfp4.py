@@ -6,7 +6,7 @@ import pytest
 
 from flying_serving.errors import WeightError
 from harness.mxfp4_cpu.kernel import register
-from tests.with_vllm.weights.lending.test_residency import WAYS, WIDEST, Worker, same
+from tests.with_vllm.weights.lending.droppable_lanes import WAYS, WIDEST, DroppableLanes, same
 from tests.with_vllm.worker.configurations import GPT_OSS_MXFP4, configuration
 from tests.with_vllm.worker.loaded import alone, written
 
@@ -23,7 +23,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("way", ["packed", "unpacked"])
 def test_lanes_have_the_same_bits_when_experts_are_back(way: str, tmp_path: Path) -> None:
     with alone(configuration(tmp_path, MODEL)) as config:
-        worker = Worker(config, 1, WAYS[way], written(tmp_path))
+        worker = DroppableLanes(config, 1, WAYS[way], written(tmp_path))
         before = {size: worker.results(size) for size in worker.lanes}
         experts = {name for name in before[1] if name.endswith("experts.routed_experts")}
         for degree in (WIDEST, 2):
@@ -43,5 +43,5 @@ def test_an_arena_takes_no_experts_in_mxfp4(tmp_path: Path) -> None:
         alone(configuration(tmp_path, MODEL)) as config,
         pytest.raises(WeightError, match="quantized experts cannot be lent on this device"),
     ):
-        Worker(config, 1, WAYS["placed"], file)
+        DroppableLanes(config, 1, WAYS["placed"], file)
     file.close()

@@ -12,7 +12,7 @@ from flying_lab.sim.node import SimNode
 from flying_lab.sim.requests import SimStep
 from flying_lab.workload.model import Request
 from flying_lab.workload.synth import Poisson, synthesise
-from tests.unit.lab.sim.nodes import check_over, run
+from tests.unit.lab.sim.small_nodes import check_over, run
 
 MACHINE = Modelled(models.load("qwen2.5-14b"), hardware.parse_devices("a100x2"))
 OPTIONS = Options(max_num_seqs=256, max_num_batched_tokens=2048)

@@ -24,7 +24,7 @@ from flying_lab.sim.requests import Chunk, SimStep
 from flying_lab.workload.model import Request
 from flying_lab.workload.synth import Poisson, synthesise
 from flying_serving.errors import ConfigError
-from tests.unit.lab.sim.nodes import check_over, run
+from tests.unit.lab.sim.small_nodes import check_over, run
 
 MODELS = ("llama-3-70b", "gpt-oss-120b", "nemotron-8b")
 OPTIONS = Options(max_num_seqs=256)

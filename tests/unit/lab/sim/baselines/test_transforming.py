@@ -17,7 +17,7 @@ from flying_lab.sim.node import SimNode
 from flying_lab.workload.model import Request
 from flying_serving.errors import ConfigError
 from flying_serving.policy.policies import POLICIES
-from tests.unit.lab.sim.nodes import check_over, run
+from tests.unit.lab.sim.small_nodes import check_over, run
 
 OPTIONS = Options(max_num_seqs=256, max_num_batched_tokens=2048)
 LONG = 51_200

@@ -9,7 +9,7 @@ import httpx
 
 from flying_lab.sse import EventStream
 from harness.streams import WORST_LOGPROB
-from tests.deep.conformance.calls.requests import Call
+from tests.deep.conformance.calls.bodies import Call
 
 OF_THE_MOMENT = frozenset(
     {

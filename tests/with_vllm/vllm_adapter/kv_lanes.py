@@ -78,7 +78,7 @@ def make(
     return made
 
 
-class Lane:
+class KVLane:
     """A scheduler, synchronous or not, and the KV memory: of what token each place has it.
 
     A step computes when its output is looked at, which with two of them under way is late. `kind`:

@@ -1,5 +1,5 @@
 """Teacher forcing on vLLM's V2 model runner: `--logits-processors
-tests.stock.force_v2:ForceTokens`, as `force.py` on V1.
+harness.force_v2:ForceTokens`, as `force.py` on V1.
 """
 
 import torch

@@ -1,5 +1,5 @@
 """Teacher forcing on vLLM's V1 runner: a custom logits processor, `--logits-processors
-tests.stock.force:ForceTokens`.
+harness.force:ForceTokens`.
 
 vLLM's own way, `SamplingParams.trace_decode_token_ids` with `--enable-trace-replay`, needs the V2
 runner, and that one needs Triton, which the CPU build has not. A request names its tokens in

@@ -8,10 +8,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from flying_serving.parallelism import Parallelism
 from flying_serving.vllm_adapter.model_runner.device_lane import OutputUse, VoidStep
-from tests.with_vllm.vllm_adapter.lanes import BLOCK, token
+from tests.with_vllm.vllm_adapter.kv_lanes import BLOCK, token
 
 
-class Worker:
+class TokenWriter:
     """A device of one engine: it computes a step when the step is launched.
 
     `kv`: by physical block and place in it, the token whose KV is there. `await_members`: called

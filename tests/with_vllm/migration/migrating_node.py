@@ -18,7 +18,7 @@ from flying_serving.migration.source import Source
 from flying_serving.migration.transfer import pull_kv
 from tests.with_vllm.engine.inboxes import Inboxes
 from tests.with_vllm.engine.schedulers import Hooks
-from tests.with_vllm.vllm_adapter.lanes import BLOCK, Lane
+from tests.with_vllm.vllm_adapter.kv_lanes import BLOCK, KVLane
 
 GROUPS: list[Group] = [(0,), (1,), (0, 1)]
 
@@ -28,7 +28,7 @@ class NodeHost:
     size.
     """
 
-    def __init__(self, node: "Node", engine: int, groups: Mapping[int, Group]) -> None:
+    def __init__(self, node: "MigratingNode", engine: int, groups: Mapping[int, Group]) -> None:
         self._node = node
         self._engine = engine
         self._groups = groups
@@ -51,7 +51,7 @@ class NodeHost:
         self._node.asked.append((size, missing))
 
 
-class Node:
+class MigratingNode:
     """Two engines, their lanes and that of both together, each over a KV memory of its own;
     messages on their way.
     """
@@ -65,7 +65,7 @@ class Node:
         self.ended: set[str] = set()
         self.lost: set[int] = set()
         self.asked: list[tuple[int, ...]] = []
-        self.lanes = {group: Lane(overlaps=overlaps, blocks=blocks[group]) for group in GROUPS}
+        self.lanes = {group: KVLane(overlaps=overlaps, blocks=blocks[group]) for group in GROUPS}
         size_bytes = OfferTable.size_bytes(20, 40)
         self.tables = [OfferTable(memoryview(bytearray(size_bytes)), 20, 40) for _ in range(2)]
         self.migrations = [
@@ -116,7 +116,7 @@ class Node:
                 )
                 self.lanes[new].kv[to] = self.lanes[old].kv[at]
 
-    def _freed(self, lane: Lane, group: Group, request: Request) -> None:
+    def _freed(self, lane: KVLane, group: Group, request: Request) -> None:
         if request.is_finished() and request.status != RequestStatus.FINISHED_ABORTED:
             family = request.prompt_token_ids[0] // 100
             # one that was preempted may end by a step that was under way then: it has no blocks

@@ -30,12 +30,12 @@ from flying_serving.vllm_adapter.model_runner.device_lane import DeviceLane, Out
 from flying_serving.vllm_adapter.scheduler.failures import why_failed
 from flying_serving.vllm_adapter.scheduler.scheduler import make_scheduler
 from tests.with_vllm.engine.inboxes import Inbox, Inboxes
-from tests.with_vllm.engine.worker import Worker
+from tests.with_vllm.engine.token_writer import TokenWriter
 from tests.with_vllm.vllm_adapter.kv_configs import of_one_layer
-from tests.with_vllm.vllm_adapter.lanes import BLOCK, config, token
+from tests.with_vllm.vllm_adapter.kv_lanes import BLOCK, config, token
 
 
-class Engine:
+class LoopingEngine:
     """One engine: in place of vLLM's core the host of its loop.
 
     `deployment`: as this engine knows it at its start. It has no loop before it has joined the
@@ -45,9 +45,9 @@ class Engine:
     log_stats = False
     request_block_hasher = None
 
-    def __init__(self, number: int, node: "Node", deployment: Deployment) -> None:
+    def __init__(self, number: int, node: "LoopingNode", deployment: Deployment) -> None:
         self.engine_index, self.node = number, node
-        self.worker = Worker(partial(node.bring_to_step, number))
+        self.worker = TokenWriter(partial(node.bring_to_step, number))
         self.aborting: list[str] = []
         self.pulled: list[range] = []
         """Tokens whose KV it has copied, in each call."""
@@ -151,7 +151,7 @@ class Engine:
                     self.node.errors[output.request_id] = why
 
 
-class Node:
+class LoopingNode:
     """Engines and what their clients got.
 
     `blocks`: physical ones of each engine. `overlaps`: whether groups schedule asynchronously.
@@ -188,7 +188,7 @@ class Node:
         )
         self.board = StepBoard(f"{run_dir}/steps", engines)
         self.inboxes = Inboxes(engines)
-        self.engines = [Engine(number, self, self._deployment) for number in range(engines)]
+        self.engines = [LoopingEngine(number, self, self._deployment) for number in range(engines)]
         for engine in self.engines:
             engine.join()
 
@@ -235,7 +235,7 @@ class Node:
     def start_member(self) -> None:
         """Engine 1 is there again."""
         incarnations = {"incarnations": (0, 1)}
-        self.engines[1] = Engine(1, self, self._deployment.model_copy(update=incarnations))
+        self.engines[1] = LoopingEngine(1, self, self._deployment.model_copy(update=incarnations))
         self.engines[1].join()
         self.engines[0].loop.set_peers([0, 1])
 
