@@ -1,8 +1,7 @@
 """The watch that kills silent engines. Their requests may run elsewhere only once they are gone."""
 
 import asyncio
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flying_serving.comm.pulse import Pulse, Silence
 from flying_serving.server.calls.engine_calls import EngineCalls
@@ -13,12 +12,19 @@ LIVENESS_POLL_S = 0.2
 
 
 class LivenessWatch:
-    """Looks at the signs of life of all engines of a server."""
+    """Looks at the signs of life of all engines of a server. `clock`: seconds that pass."""
 
-    def __init__(self, records: Sequence[EngineRecord], pulse: Pulse, calls: EngineCalls) -> None:
+    def __init__(
+        self,
+        records: Sequence[EngineRecord],
+        pulse: Pulse,
+        calls: EngineCalls,
+        clock: Callable[[], float],
+    ) -> None:
         self._records = records
         self._pulse = pulse
         self._calls = calls
+        self._clock = clock
         self._limit_s = calls.deployment.flying.engine_timeout_s
         self._silences: dict[WatchedProcess, Silence] = {}
 
@@ -37,7 +43,7 @@ class LivenessWatch:
         """Look at the signs of life. Returns True if there has been none for too long."""
         is_starting = record.phase in (EnginePhase.STARTING, EnginePhase.START_KILLED)
         silence = self._silences[record.process]
-        silent_s = silence.look(self._pulse.of(engine), time.monotonic(), starts=is_starting)
+        silent_s = silence.look(self._pulse.of(engine), self._clock(), starts=is_starting)
         ends_in_time = self._calls.engines_may_end and self._pulse.has_left(engine)
         is_silent = silent_s > self._limit_s and not ends_in_time
         return is_silent and not has_ended(record.process.sentinel)
