@@ -90,7 +90,8 @@ class EngineSupervisor:
         """Begin to watch, in the running event loop."""
         for engine in range(len(self.records)):
             self._watch(engine)
-        self._calls.run_in_background(kill_silent(self.records, self._pulse, self._calls))
+        watch = kill_silent(self.records, self._pulse, self._calls, self._shell.clock)
+        self._calls.run_in_background(watch)
 
     # ---- the end of a process
 

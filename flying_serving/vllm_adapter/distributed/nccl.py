@@ -28,14 +28,15 @@ class NcclMember:
     """A device as a member of groups that exchange by NCCL: where its tensors are, and how it meets
     the other members.
 
-    It waits `deadline_s` for the others, at its first collective and in each step. `watchdog`
-    aborts its groups.
+    It waits `deadline_s` for the others, at its first collective and in each step, by the `clock`.
+    `watchdog` aborts its groups.
     """
 
     engine: int
     device: torch.device
     deadline_s: float
     watchdog: Watchdog
+    clock: Callable[[], float] = time.monotonic
 
     def open_end(self, path: str, rank: int, group: Group, names: Sequence[str]) -> "NcclGroup":
         """Open this rank's end of a group. Does not wait for the other ranks."""
@@ -133,7 +134,7 @@ class NcclGroup:
             CollectiveTimeout: if the group was aborted because a rank was late.
             GroupBroken: if it was aborted for another reason.
         """
-        self._queued = _begun() if goes_on else None
+        self._queued = self._begin_wait() if goes_on else None
         self._refuse_aborted()
 
     def overdue(self) -> str | None:
@@ -143,7 +144,7 @@ class NcclGroup:
         queued = self._queued
         if queued is None:
             return None
-        queued.look(time.monotonic())
+        queued.look(self._member.clock())
         if queued.waited_s <= self._member.deadline_s:
             return None
         others = [name for rank, name in enumerate(self._names) if rank != self._rank]
@@ -174,7 +175,7 @@ class NcclGroup:
         """Queue a collective. Raises GroupBroken if the group was aborted, or NCCL has an error."""
         communicator = self._connected(self._member.deadline_s)
         if self._queued is None:
-            self._queued = _begun()
+            self._queued = self._begin_wait()
         try:
             result = run(communicator)
         except RuntimeError as error:
@@ -213,12 +214,12 @@ class NcclGroup:
     def _await_ranks(self, store: FileStore, deadline_s: float) -> None:
         """Wait for all ranks. Raises CollectiveTimeout, or GroupBroken if one is lost meanwhile."""
         store.set(f"here/{self._rank}", "")
-        wait = _begun()
+        wait = self._begin_wait()
         while missing := [
             name for rank, name in enumerate(self._names) if not store.check([f"here/{rank}"])
         ]:
             self._refuse_aborted()
-            wait.look(time.monotonic())
+            wait.look(self._member.clock())
             if wait.waited_s >= deadline_s:
                 raise CollectiveTimeout(
                     f"connecting {Path(self.path).name}: waited {wait.waited_s:.1f} s for "
@@ -226,9 +227,8 @@ class NcclGroup:
                 )
             time.sleep(POLL_S)
 
-
-def _begun() -> WaitTime:
-    """Return a wait that begins now."""
-    wait = WaitTime()
-    wait.look(time.monotonic())
-    return wait
+    def _begin_wait(self) -> WaitTime:
+        """Return a wait that begins now."""
+        wait = WaitTime()
+        wait.look(self._member.clock())
+        return wait

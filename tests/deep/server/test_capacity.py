@@ -227,7 +227,7 @@ def test_lanes_share_blocks_under_pressure(server: Server) -> None:
             ([[0, 1], [2], [3]], "weave"),
             (ALONE, "hard"),
         ):
-            time.sleep(0.5)
+            wait_until(lambda: server.requests("running"), server.status)
             server.layout(groups, mode)
             server.check()
         for i in order:

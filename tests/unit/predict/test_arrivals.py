@@ -18,6 +18,14 @@ def after(times_s: list[float]) -> Arrivals:
     return arrivals
 
 
+def test_the_first_question_knows_of_no_arrival_and_of_no_error() -> None:
+    """It begins the record: the next one counts the time since."""
+    arrivals = Arrivals()
+    assert arrivals.rate_with_error(100.0) == (LEAST_RATE, 0.0)
+    rate, deviation = arrivals.rate_with_error(100.1)
+    assert rate >= LEAST_RATE and deviation > 0
+
+
 def at_random(rate: float, seconds: float, seed: int, begin_s: float = 0.0) -> list[float]:
     """Return times of arrivals."""
     draw = random.Random(seed)

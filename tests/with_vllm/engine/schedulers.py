@@ -34,8 +34,7 @@ class Request:
     num_in_flight_tokens: int = 0
     num_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
-    status: RequestStatus = RequestStatus.RUNNING
-    """This one until it ends."""
+    status: RequestStatus = RequestStatus.WAITING
     sampling_params: Any = None
     client_index: int = 0
     num_output_placeholders: ClassVar[int] = 0
@@ -155,7 +154,7 @@ class Manager:
 
 class FakeScheduler:
     """First come, first served, in chunks; admitted when all tokens fit; the last is preempted when
-    blocks run out.
+    blocks run out. So does vLLM's, without a prefix cache: test_schedulers.py compares their plans.
     """
 
     policy = SchedulingPolicy.FCFS
@@ -175,7 +174,6 @@ class FakeScheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.kv_holding_waiting: list[Request] = []
-        self.seen: set[str] = set()
         self.constrained: set[str] = set()
         self.bitmask = np.zeros((8, 2), dtype=np.int32)
         self.preempted_now = False
@@ -222,7 +220,6 @@ class FakeScheduler:
         """Let each running request compute what it can, then admit waiting ones."""
         plan = SchedulerOutput.make_empty()
         plan.finished_req_ids, self.finished = self.finished, set()
-        plan.new_block_ids_to_zero = []
         left = self._schedule_running(plan, self.max_num_scheduled_tokens)
         if not self.preempted_now:
             self._admit(plan, left)
@@ -260,17 +257,17 @@ class FakeScheduler:
             self.running.append(request)
             tokens = min(budget, request.num_tokens - request.computed)
             self.kv_cache_manager.grow(request, request.computed + tokens)
-            if request.request_id in self.seen:
+            if request.status is RequestStatus.PREEMPTED:
                 plan.scheduled_cached_reqs.resumed_req_ids.add(request.request_id)
                 self._tell(plan, request, list(request.blocks), tokens)
             else:
-                self.seen.add(request.request_id)
                 blocks = (list(request.blocks),)
                 new = new_request(
                     request.request_id, request.num_prompt_tokens, blocks, request.computed
                 )
                 plan.scheduled_new_reqs.append(new)
                 plan.num_scheduled_tokens[request.request_id] = tokens
+            request.status = RequestStatus.RUNNING
             budget -= tokens
 
     def _tell(self, plan: SchedulerOutput, request: Request, added: list[int], tokens: int) -> None:
@@ -280,13 +277,13 @@ class FakeScheduler:
         cached.num_computed_tokens.append(request.computed)
         cached.num_output_tokens.append(request.num_tokens - request.num_prompt_tokens)
         plan.num_scheduled_tokens[request.request_id] = tokens
-        plan.new_block_ids_to_zero += added
 
     def _preempt(self, request: Request) -> None:
         self.preempted_now = True
         self.running.remove(request)
         self.waiting.insert(0, request)
         self._free_request_blocks(request)
+        request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
 
     def update_from_output(self, plan: SchedulerOutput, output: Any) -> Any:
@@ -334,8 +331,7 @@ class FakeScheduler:
         for queue in (self.running, self.waiting, self.kv_holding_waiting):
             if request in queue:
                 queue.remove(request)
-        if request_id in self.seen:
-            self.finished.add(request_id)
+        self.finished.add(request_id)
         self._free_request_blocks(request)
         del self.requests[request_id]
 

@@ -374,7 +374,7 @@ def test_members_begin_anew_after_a_failed_step() -> None:
         assert pair.inboxes.of_engine[engine].popleft() == BeginAnew(GROUP, 1)
     pair.leader.plan_step(1.0)
     message: Any = pair.inboxes.of_engine[1][0]
-    assert message.plan.finished_req_ids == {"first"}
+    assert message.plan.finished_req_ids == {"first", "waits"}
 
 
 def test_a_failed_step_forgets_prefixes_also_of_blocks_in_use() -> None:

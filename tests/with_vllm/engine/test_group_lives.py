@@ -134,7 +134,7 @@ class Lives(RuleBasedStateMachine):
         tables, content = self.tables[engine], self.content[engine]
         done: dict[str, int] = {}
         for gone in plan.finished_req_ids:
-            tables.pop(gone)
+            tables.pop(gone, None)  # it may never have been in a step
         for new in plan.scheduled_new_reqs:
             tables[new.req_id] = list(new.block_ids[0])
             done[new.req_id] = 0

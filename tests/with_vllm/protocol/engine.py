@@ -377,7 +377,6 @@ class Engine:
         done = tuple(name for scheduler in self.schedulers.values() for name in scheduler.done)
         for scheduler in self.schedulers.values():
             scheduler.done, scheduler.outputs = [], []
-            scheduler.seen &= set(scheduler.requests)
         if self.weights is not None and self.weights.take_answer():
             done = (*done, ANSWERED)
         self.given = self.failed = ()

@@ -127,7 +127,7 @@ class Memory:
         """
         done: dict[str, int] = {}
         for gone in plan.finished_req_ids:
-            self.tables.pop(gone)
+            self.tables.pop(gone, None)  # it may never have been in a step
             self.others.pop(gone, None)
         for new in plan.scheduled_new_reqs:
             self.tables[new.req_id] = list(new.block_ids[0])

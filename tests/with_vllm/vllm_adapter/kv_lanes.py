@@ -95,10 +95,12 @@ class KVLane:
         is_stock: bool = False,
         log_stats: bool = False,
         max_loras: int = 0,
+        has_prefix_cache: bool = True,
     ) -> None:
         kind = kind or (AsyncScheduler if overlaps else Scheduler)
         made = config()
         made.cache_config.num_gpu_blocks = blocks
+        made.cache_config.enable_prefix_caching = has_prefix_cache
         made.lora_config = LoRAConfig(max_loras=max_loras) if max_loras else None
         made.additional_config = {KEY: ALONE}
         kind = kind if is_stock else lane_class(kind, scheduler_kinds(made))

@@ -16,8 +16,12 @@ from tests.with_vllm.server.doubles import UTILITY, FakeVllm, Server
 
 DEADLINE_S = 20.0
 LIMIT_S = 2.0
-UNTIL_STARTED_S = 0.2
-"""Within this time an engine is started again that nothing holds up."""
+LOOK_S = 0.25
+"""Seconds that pass at each look at the clock."""
+TURNS = 50
+"""Turns of the event loop in which an engine is started again that nothing holds up."""
+TURN_S = 0.005
+"""The least seconds of a turn."""
 
 
 class Life:
@@ -105,6 +109,17 @@ class Node:
             self.server.shell, self.lives, self._restart, self.ended.append
         )
         self.pulse = Pulse(str(run_dir), 4, devices)
+        self.now_s = 0.0
+        self._beating: set[tuple[int, int | None]] = set()
+        self.server.shell.clock = self._clock
+
+    def _clock(self) -> float:
+        """Return the time, which passes; whoever beats has given a sign of life meanwhile."""
+        self.now_s += LOOK_S
+        for engine, device in self._beating:
+            if not self.pulse.has_left(engine):
+                self.beat_once(engine, device)
+        return self.now_s
 
     @property
     def lost(self) -> list[int]:
@@ -116,10 +131,13 @@ class Node:
         """The incarnation of each engine, None of a lost one."""
         return incarnations(self.engines.records)
 
-    def beat(self, *engines: int) -> None:
-        """Engines give signs of life from now on."""
-        for engine in engines:
-            self.pulse.beat(engine)
+    def beat(self, *engines: int, devices: tuple[int | None, ...] = (None,)) -> None:
+        """Engines give signs of life from now on, or devices of them."""
+        self._beating |= {(engine, device) for engine in engines for device in devices}
+
+    def beat_once(self, engine: int, device: int | None = None) -> None:
+        """An engine, or a device of it, gives a sign of life."""
+        self.pulse.numbers[self.pulse._counter(engine, device)] += 1
 
     async def _restart(
         self, engine: int, incarnations: list[int | None], started: Callable[[Any], None]
@@ -158,7 +176,17 @@ class Node:
         until_s = time.monotonic() + DEADLINE_S
         while not true():
             assert time.monotonic() < until_s
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(TURN_S)
+
+    async def pass_turns(self) -> None:
+        """Let whatever can happen now happen, however slow the machine is."""
+        for _ in range(TURNS):
+            await asyncio.sleep(TURN_S)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Wait until the watch has looked for so many seconds of its clock."""
+        until_s = self.now_s + seconds
+        await self.until(lambda: self.now_s > until_s)
 
 
 @asynccontextmanager

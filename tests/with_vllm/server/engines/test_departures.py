@@ -1,6 +1,8 @@
-"""A start waits until the memory of lost engines is free."""
+"""A start waits until the memory of lost engines is free.
 
-import asyncio
+That it comes after as many turns of the event loop shows that it would have come before.
+"""
+
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from flying_serving.comm.life import hold
 from flying_serving.comm.pulse import Pulse
 from flying_serving.server.engines import supervisor
-from tests.with_vllm.server.engines.nodes import UNTIL_STARTED_S, node
+from tests.with_vllm.server.engines.nodes import node
 
 
 def living_device(run_dir: Path, engine: int, device: int) -> Pulse:
@@ -24,11 +26,12 @@ async def test_a_start_waits_until_survivors_have_unmapped_the_lost_engine(tmp_p
         one.vllm.stopped.add(3)
         one.lives[1].die()
         await one.until(lambda: len(one.vllm.peers) == 3)
-        await asyncio.sleep(UNTIL_STARTED_S)
+        await one.pass_turns()
         assert not one.starts
         one.vllm.stopped.clear()
         one.answer(3)
-        await one.until(lambda: one.starts)
+        await one.pass_turns()
+        assert one.starts
 
 
 async def test_a_start_waits_until_a_survivor_that_was_killed_has_ended(tmp_path: Path) -> None:
@@ -38,10 +41,11 @@ async def test_a_start_waits_until_a_survivor_that_was_killed_has_ended(tmp_path
         one.lives[2].lingers = True
         one.lives[1].die()
         await one.until(lambda: one.lives[2].kills)
-        await asyncio.sleep(UNTIL_STARTED_S)
+        await one.pass_turns()
         assert not one.starts
         one.lives[2].die()
-        await one.until(lambda: len(one.starts) == 2)
+        await one.pass_turns()
+        assert len(one.starts) == 2
 
 
 async def test_a_start_waits_until_devices_of_lost_engines_have_ended(tmp_path: Path) -> None:
@@ -50,10 +54,11 @@ async def test_a_start_waits_until_devices_of_lost_engines_have_ended(tmp_path: 
         device = living_device(tmp_path, 1, 1)
         one.lives[1].die()
         await one.until(lambda: len(one.vllm.peers) == 3)
-        await asyncio.sleep(UNTIL_STARTED_S)
+        await one.pass_turns()
         assert not one.starts
         device.close()
-        await one.until(lambda: one.starts)
+        await one.pass_turns()
+        assert one.starts
 
 
 async def test_processes_that_do_not_end_are_named(

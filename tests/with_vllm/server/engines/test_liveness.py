@@ -1,6 +1,5 @@
 """Engines without a sign of life are killed."""
 
-import asyncio
 from pathlib import Path
 
 from tests.with_vllm.server.engines.nodes import LIMIT_S, node
@@ -32,16 +31,14 @@ async def test_a_start_has_time_until_its_workers_begin(tmp_path: Path) -> None:
     """From when they have begun they are watched, as the engine itself is from the start."""
     async with node(tmp_path, timeout_s=LIMIT_S, devices=2) as one:
         one.beat(0, 1, 2, 3)
-        for engine in (0, 1, 2):
-            for device in (0, 1):
-                one.pulse.beat(engine, device)
+        one.beat(0, 1, 2, devices=(0, 1))
         one.gate.clear()
         one.lives[3].die()
         await one.until(lambda: one.starts)
         started = one.engines.records[3].process
-        await asyncio.sleep(2 * LIMIT_S)
+        await one.pass_time(2 * LIMIT_S)
         assert not started.kills  # type: ignore[attr-defined]
-        one.pulse.numbers[10] += 1  # a worker has begun, and is silent since
+        one.beat_once(3, 0)  # this worker has begun, and is silent since
         await one.until(lambda: started.kills)  # type: ignore[attr-defined]
 
 
@@ -49,7 +46,8 @@ async def test_an_engine_that_hangs_as_it_ends_is_killed(tmp_path: Path) -> None
     """A signal has told it to end, and it has left its loop."""
     async with node(tmp_path, timeout_s=LIMIT_S) as one:
         one.beat(0, 1, 2, 3)
-        await asyncio.sleep(LIMIT_S)
+        await one.pass_time(2 * LIMIT_S)
+        assert not one.lost
         one.gate.clear()
         one.pulse.leave(2)
         await one.until(lambda: one.lost)

@@ -9,7 +9,10 @@ import pytest
 from flying_serving.errors import EngineLost
 from flying_serving.server.engines import supervisor
 from tests.with_vllm.server.doubles import ABORT, ADD
-from tests.with_vllm.server.engines.nodes import LIMIT_S, Node, node
+from tests.with_vllm.server.engines.nodes import LIMIT_S, TURN_S, Node, node
+
+SHORTLY_S = 10 * TURN_S
+"""Over within the turns that a node lets pass."""
 
 
 async def test_a_loss_is_told_to_all_and_the_engine_is_started_again(tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ async def test_an_end_of_the_server_is_no_loss(tmp_path: Path) -> None:
     async with node(tmp_path) as one:
         one.server.calls.ending = one.server.calls.engines_may_end = True
         one.lives[1].die()
-        await asyncio.sleep(0.05)
+        await one.pass_turns()
         assert not one.lost and not one.starts
 
 
@@ -116,7 +119,7 @@ async def test_while_requests_drain_an_engine_is_lost_but_not_started_again(tmp_
         one.server.calls.ending = True
         one.lives[0].die()
         await one.until(lambda: (ADD, "a+1", 1) in one.vllm.messages)
-        await asyncio.sleep(0.05)
+        await one.pass_turns()
         assert not one.starts
 
 
@@ -124,19 +127,21 @@ async def test_an_engine_that_a_signal_has_ended_is_lost_a_moment_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server may have got the signal too, as it goes to all processes of a group."""
-    monkeypatch.setattr(supervisor, "LEFT_S", 1.0)
     async with node(tmp_path) as one:
         one.gate.clear()  # it stays lost, however quickly it could be started again
-        for engine in (1, 2):
+        for engine in (1, 2, 3):
             one.pulse.leave(engine)
+        monkeypatch.setattr(supervisor, "LEFT_S", 3600.0)
         one.lives[1].die()
-        await asyncio.sleep(0.02)
+        await one.pass_turns()
         assert not one.lost
-        await one.until(lambda: one.lost)
+        monkeypatch.setattr(supervisor, "LEFT_S", SHORTLY_S)
         one.lives[2].die()
+        await one.until(lambda: one.lost == [1, 2])
+        one.lives[3].die()
         one.server.calls.engines_may_end = True
-        await asyncio.sleep(1.1)
-        assert 2 not in one.lost
+        await one.pass_turns()
+        assert 3 not in one.lost
 
 
 async def test_an_engine_that_a_signal_has_ended_is_not_taken_for_frozen(tmp_path: Path) -> None:
@@ -154,7 +159,7 @@ async def test_engines_that_signals_have_ended_are_lost_with_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests do not go from one that has ended to another that has."""
-    monkeypatch.setattr(supervisor, "LEFT_S", 1.0)
+    monkeypatch.setattr(supervisor, "LEFT_S", SHORTLY_S)
     async with node(tmp_path) as one:
         one.server.open_request("a")
         one.server.open_request("b")
@@ -162,9 +167,8 @@ async def test_engines_that_signals_have_ended_are_lost_with_the_first(
         for engine in (1, 2):
             one.pulse.leave(engine)
             one.lives[engine].die()
-            await asyncio.sleep(0.1)
         await one.until(lambda: one.lost)
         assert one.lost == [1, 2]
         assert (ADD, "b+1", 3) in one.vllm.messages
-        await asyncio.sleep(0.3)
+        await one.pass_turns()
         assert [one.engines.records[engine].losses for engine in range(4)] == [0, 1, 1, 0]

@@ -21,12 +21,26 @@ from tests.with_vllm.vllm_adapter.nccl_library import ThreadsNccl, install
 
 CPU = torch.device("cpu")
 ANSWER_S = 30.0
-"""Longest wait for a thread: no test takes as long."""
+"""Longest wait for a thread: no test takes as long. Also a deadline, by the clock of a test."""
+WAIT_S = 40
+"""A deadline of which a test counts the seconds."""
+NAMES = ["engine 0", "engine 1"]
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> ThreadsNccl:
     return install(monkeypatch)
+
+
+class Clock:
+    """The seconds of a test, of which `tick_s` pass at each look."""
+
+    def __init__(self, tick_s: float = 0.0) -> None:
+        self.now_s, self.tick_s = 100.0, tick_s
+
+    def __call__(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
 
 
 class Engines:
@@ -35,7 +49,7 @@ class Engines:
     def __init__(self, engines: int, directory: str) -> None:
         self.lost: set[int] = set()
         self.directory = directory
-        self.deadline_s = ANSWER_S
+        self.clock = Clock()
         self._engines = engines
         self.threads = ThreadPoolExecutor(engines)
         self.pools = [self.pool(engine) for engine in range(engines)]
@@ -52,7 +66,8 @@ class Engines:
             activate=nullcontext,
         )
         watchdog = Watchdog(self.lost.__contains__)
-        pool.use_ends(self.directory, NcclMember(engine, CPU, self.deadline_s, watchdog).open_end)
+        member = NcclMember(engine, CPU, ANSWER_S, watchdog, self.clock)
+        pool.use_ends(self.directory, member.open_end)
         return pool
 
     def start(self, engines: range, call: Callable[[CommunicatorPool], Any]) -> list[Future[Any]]:
@@ -150,41 +165,57 @@ def test_step_of_a_group_that_was_aborted_later_is_void(engines: Engines) -> Non
 
 def test_member_that_lives_and_is_late_ends_the_collective(engines: Engines) -> None:
     """As one that hangs: the engine that has waited ends, and is started again."""
-    engines.deadline_s = 0.2
-    engines.pools = [engines.pool(engine) for engine in range(2)]
     engines.all(lambda pool: pool.reopen(2, (0, 0)))
     engines.all(lambda pool: pool.warm())
+    engines.clock.tick_s = 1.0
     (waiting,) = engines.start(range(1), total)
     with pytest.raises(CollectiveTimeout, match=r"waited .* s for one of engine 1 device 0$"):
         waiting.result(ANSWER_S)
 
 
-def test_group_that_is_idle_is_never_late(engines: Engines) -> None:
-    engines.deadline_s = 0.2
-    engines.pools = [engines.pool(engine) for engine in range(2)]
-    engines.all(lambda pool: pool.reopen(2, (0, 0)))
-    engines.all(lambda pool: pool.warm())
-    time.sleep(0.5)
-    assert engines.all(total) == [[2.0, 4.0]] * 2
+def queue_step(groups: list[NcclGroup]) -> None:
+    """Let all ranks queue a collective."""
+    with ThreadPoolExecutor(2) as threads:
+        queued = [threads.submit(group.all_reduce, torch.ones(1)) for group in groups]
+        for waiting in queued:
+            waiting.result(ANSWER_S)
+
+
+def overdue_within(group: NcclGroup, clock: Clock, seconds: int) -> list[str | None]:
+    """Let time pass. Return what the group says each second."""
+    said = []
+    for _ in range(seconds):
+        clock.now_s += 1
+        said.append(group.overdue())
+    return said
+
+
+def test_group_that_is_idle_is_never_late(library: ThreadsNccl, tmp_path: Path) -> None:
+    """Its next step has the whole time."""
+    clock = Clock()
+    groups = unwatched(tmp_path / "group", clock)
+    queue_step(groups)
+    assert overdue_within(groups[0], clock, WAIT_S) == [None] * WAIT_S
+    groups[0].require_whole()
+    assert overdue_within(groups[0], clock, 2 * WAIT_S) == [None] * 2 * WAIT_S
+    queue_step(groups)
+    assert overdue_within(groups[0], clock, WAIT_S) == [None] * WAIT_S
+    for group in groups:
+        group.close()
 
 
 def test_deadline_of_a_step_beside_another_begins_with_its_end(
     library: ThreadsNccl, tmp_path: Path
 ) -> None:
     """The device comes to its collectives only then."""
-    groups = [group_of(tmp_path / "group", rank, deadline_s=0.5) for rank in range(2)]
-    with ThreadPoolExecutor(2) as threads:
-        for _ in range(2):  # two steps are queued
-            queued = [threads.submit(group.all_reduce, torch.ones(1)) for group in groups]
-            for waiting in queued:
-                waiting.result(ANSWER_S)
-    time.sleep(0.3)
+    clock = Clock()
+    groups = unwatched(tmp_path / "group", clock)
+    for _ in range(2):  # two steps are queued
+        queue_step(groups)
+    assert overdue_within(groups[0], clock, WAIT_S) == [None] * WAIT_S
     groups[0].require_whole(goes_on=True)
-    time.sleep(0.3)
-    assert groups[0].overdue() is None
-    time.sleep(0.3)
-    with pytest.raises(CollectiveTimeout, match=r"waited .* s for one of engine 1$"):
-        groups[0].require_whole()
+    said = overdue_within(groups[0], clock, WAIT_S + 1)
+    assert said == [None] * WAIT_S + [f"waited {WAIT_S + 1}.0 s for one of engine 1"]
     for group in groups:
         group.close()
 
@@ -218,14 +249,21 @@ def test_member_that_is_lost_before_it_has_come_is_not_waited_for(engines: Engin
         waiting.result(ANSWER_S)
 
 
-def group_of(path: Path, rank: int, deadline_s: float = ANSWER_S) -> NcclGroup:
-    """Return a rank's end of a group of engines 0 and 1."""
-    member = NcclMember(rank, CPU, deadline_s, Watchdog(lambda engine: False))
-    return member.open_end(str(path), rank, (0, 1), ["engine 0", "engine 1"])
+def group_of(path: Path, rank: int, tick_s: float = 0.0) -> NcclGroup:
+    """Return a rank's end of a group of engines 0 and 1. `tick_s`: of its clock."""
+    member = NcclMember(rank, CPU, ANSWER_S, Watchdog(lambda engine: False), Clock(tick_s))
+    return member.open_end(str(path), rank, (0, 1), NAMES)
+
+
+def unwatched(path: Path, clock: Clock) -> list[NcclGroup]:
+    """Return all ends of that group, with a deadline of WAIT_S: only the test looks at them."""
+    watchdog = Watchdog(lambda engine: False)
+    members = [NcclMember(rank, CPU, WAIT_S, watchdog, clock) for rank in range(2)]
+    return [NcclGroup(str(path), rank, NAMES, member) for rank, member in enumerate(members)]
 
 
 def test_member_that_does_not_come_in_time_is_named(library: ThreadsNccl, tmp_path: Path) -> None:
-    group = group_of(tmp_path / "group", 0, deadline_s=0.05)
+    group = group_of(tmp_path / "group", 0, tick_s=1.0)
     with pytest.raises(CollectiveTimeout, match=r"^connecting group: waited .* for engine 1$"):
         group.all_reduce(torch.ones(1))
     group.close()
