@@ -268,7 +268,7 @@ def page(
         f"# {title}",
         "",
         *notice,
-        "Simulated, as [simulator.md](../../design/simulator.md) says, by:",
+        "Simulated, as [The simulator's cost model](../../design/simulator.md) says, by:",
         "",
         *made,
         "",

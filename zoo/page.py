@@ -67,7 +67,7 @@ WHAT = (
 
 CORRECTED_ARE = (
     "Compared with a stock vLLM that computes rotary embeddings in plain torch (see "
-    "[engine.md](design/engine.md#latent-attention)): {names}."
+    "[Weights](design/weights.md#latent-attention)): {names}."
 )
 QUANTIZATION = Path(__file__).with_name("quantization.md").read_text(encoding="utf-8")
 """The section of what works where. Its cells follow from the refusals of a start and from

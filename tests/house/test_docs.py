@@ -108,6 +108,24 @@ def test_docstring_of_package_names_its_files_and_no_others(package: Path) -> No
     assert set(re.findall(r"`(\w+\.py|\w+/)`", named)) == files | rooms
 
 
+def test_the_table_of_doubles_names_what_their_files_define() -> None:
+    table = PAGES["docs/contributing.md"].partition("## Which test double")[2].partition("\n##")[0]
+    rows = [line.split("|")[1:5] for line in table.splitlines() if line.startswith("| ")][1:]
+    missing = [
+        (subject.strip(), double)
+        for subject, doubles, _, files in rows
+        for double in re.findall(r"`(?:\w+\.)?(\w+)`s?", doubles)
+        if double != "py"
+        and not re.search(
+            rf"^(?:class|def) {double}\b",
+            (ROOT / FILE.findall(files)[0]).read_text(encoding="utf-8"),
+            re.M,
+        )
+    ]
+    assert rows
+    assert not missing
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_page_links_to_pages_that_there_are(name: str) -> None:
     pages = {_target(name, page) for page, _ in _links(name) if page}
