@@ -7,7 +7,6 @@
 - `mapped.py`, `group_files.py`: mapped files of numbers; the names of groups' files.
 - `pool.py`, `communicator.py`: the communicator of each group, made once at start.
 - `watchdog.py`: the thread that ends waits of a device for lost engines.
-- `staging.py`: the copies of a device's tensors to host memory, for groups in shared memory.
 - `shm.py`, `shm_ranks.py`, `shm_kernels.py`: collectives over shared memory on the CPU: waits with
   deadlines, the other ranks, the compiled loops. `parts.py`: the equal parts of an exchange.
 """

@@ -60,10 +60,3 @@ class TokenGaps:
             (min(gap_s, end_s - start_s) for end_s, gap_s in self._gaps if end_s >= start_s),
             default=0.0,
         )
-
-    def forget_before(self, start_s: float) -> None:
-        """Drop gaps that ended before a time."""
-        first = next(
-            (i for i, (end_s, _) in enumerate(self._gaps) if end_s >= start_s), len(self._gaps)
-        )
-        del self._gaps[:first]

@@ -314,8 +314,6 @@ class Switches:
             if opened.is_over:
                 opened.switch.close()
         self._open = deque(opened for opened in self._open if not opened.is_over)
-        first_s = self._open[0].switch.ordered_s if self._open else math.inf
-        self._gaps.forget_before(first_s)
 
     def promised(self, horizon_s: float, now_s: float) -> float:
         """Return what recent switches promised (`Decision.promise`), less as the horizon passes.

@@ -154,7 +154,8 @@ class Manager:
 
 class FakeScheduler:
     """First come, first served, in chunks; admitted when all tokens fit; the last is preempted when
-    blocks run out. So does vLLM's, without a prefix cache: test_schedulers.py compares their plans.
+    blocks run out. So does vLLM's, without a prefix cache: test_scheduler_fake.py compares their
+    plans.
     """
 
     policy = SchedulingPolicy.FCFS

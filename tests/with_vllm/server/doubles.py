@@ -4,9 +4,11 @@ them.
 
 import asyncio
 import time
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
+from vllm.config import ModelConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import (
     EngineCoreOutput,
@@ -31,6 +33,7 @@ from flying_serving.vllm_adapter.api_server.client_channel import ClientChannel
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
 from tests.unit.controller.model_settings import settings
 from tests.unit.policy.costs import costs, measured
+from tests.with_vllm.vllm_adapter.lanes import config
 
 ADD, ABORT, UTILITY = (
     EngineCoreRequestType.ADD,
@@ -141,15 +144,8 @@ class Server:
         )
         self.vllm = vllm or FakeVllm()
         self.calls = EngineCalls(ClientChannel(self.vllm), deployment)
-        model = SimpleNamespace(
-            max_model_len=400,
-            served_model_name="tiny",
-            use_fp64_gumbel=False,
-            logits_processors=None,
-            hf_text_config=SimpleNamespace(),
-        )
         self.shell = Shell(
-            self.calls, settings(policy, capped=capped, most_waiting=most_waiting), model
+            self.calls, settings(policy, capped=capped, most_waiting=most_waiting), model_config()
         )
         self.controller, self.streams, self.orders = (
             self.shell.controller,
@@ -262,6 +258,13 @@ class Server:
         for _ in range(rounds):
             self.sent()
             await asyncio.sleep(0.01)
+
+
+def model_config() -> ModelConfig:
+    """Return vLLM's configuration of a tiny model."""
+    made = copy(config().model_config)
+    made.max_model_len, made.served_model_name = 400, "tiny"
+    return made
 
 
 def request(

@@ -2,13 +2,14 @@
 
 import errno
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import chdir
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from vllm.config import CompilationMode, CUDAGraphMode
+from vllm.config import CompilationMode, CUDAGraphMode, SpeculativeConfig
+from vllm.config.lora import LoRAConfig
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from flying_serving.cli.serve import _flying_settings, explain_mistakes, make_parser
@@ -27,95 +28,114 @@ from flying_serving.server.start.support import (
 from flying_serving.weights.lending.lent_memory import LentMemory
 from harness.live import ROOT
 from tests.unit.placement.machines import machine
+from tests.with_vllm.vllm_adapter.lanes import config
 
 
-def configuration(**changes: Any) -> Any:
-    """A VllmConfig as far as a start looks at it: four engines and a model of 8 heads, 4 KV
-    heads; with changes.
+class Changed:
+    """An object of vLLM, of which some attributes have other values. All of them are its own, so
+    that a start which looks at one that vLLM has not any more fails.
     """
-    parallel = {
-        "data_parallel_size": 4,
-        "tensor_parallel_size": 1,
-        "pipeline_parallel_size": 1,
-        "decode_context_parallel_size": 1,
-        "prefill_context_parallel_size": 1,
-        "enable_expert_parallel": False,
-        "enable_elastic_ep": False,
-        "nnodes": 1,
-        "data_parallel_external_lb": False,
-        "data_parallel_hybrid_lb": False,
-    }
-    model = {
-        "is_hybrid": False,
-        "has_inner_state": False,
-        "supports_multimodal_inputs": False,
-        "is_encoder_decoder": False,
+
+    def __init__(self, real: Any, **values: Any) -> None:
+        unknown = [name for name in values if not hasattr(real, name)]
+        assert not unknown, f"{type(real).__name__} has no {unknown}"
+        self._real = real
+        vars(self).update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "parallel_config": {"data_parallel_size": 4},
+    "model_config": {
         "architecture": "XForCausalLM",
-        "runner_type": "generate",
-        "quantization": None,
-        "use_mla": False,
         "get_head_size": lambda: 576,
-        "is_moe": False,
-        "is_multimodal_model": False,
-        "enable_sleep_mode": False,
         "enforce_eager": True,
         "max_model_len": 4096,
         "get_total_num_kv_heads": lambda: 4,
-        "model_arch_config": SimpleNamespace(total_num_attention_heads=8, per_layer_overrides=None),
-        "hf_text_config": SimpleNamespace(),
-    }
-    features = ("lora", "speculative", "kv_transfer", "ec_transfer", "kv_events", "quant")
-    return SimpleNamespace(
-        use_v2_model_runner=changes.get("v2", False),
-        parallel_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in parallel.items()}),
-        model_config=SimpleNamespace(**{k: changes.get(k, v) for k, v in model.items()}),
-        compilation_config=SimpleNamespace(mode=CompilationMode.VLLM_COMPILE),
-        device_config=SimpleNamespace(device_type="cpu"),
-        cache_config=SimpleNamespace(
-            cache_dtype=changes.get("cache_dtype", "auto"),
-            kv_offloading_size=changes.get("offloaded"),
-        ),
-        scheduler_config=SimpleNamespace(
-            max_num_batched_tokens=changes.get("step_tokens", 2048),
-            long_prefill_token_threshold=changes.get("threshold", 0),
-            scheduler_cls=changes.get("scheduler_cls"),
-            enable_chunked_prefill=changes.get("chunked", True),
-        ),
-        observability_config=SimpleNamespace(
-            per_request_spec_decode_metrics=changes.get("draft_metrics", "none")
-        ),
-        **{f"{name}_config": changes.get(name) for name in features},
+    },
+    "scheduler_config": {"max_num_batched_tokens": 2048},
+}
+"""Four engines and a model of 8 heads, 4 KV heads, by part of a VllmConfig."""
+NAMES = {
+    "v2": "use_v2_model_runner",
+    "offloaded": "kv_offloading_size",
+    "step_tokens": "max_num_batched_tokens",
+    "threshold": "long_prefill_token_threshold",
+    "chunked": "enable_chunked_prefill",
+    "draft_metrics": "per_request_spec_decode_metrics",
+    "lora": "lora_config",
+    "speculative": "speculative_config",
+    "kv_transfer": "kv_transfer_config",
+    "ec_transfer": "ec_transfer_config",
+    "kv_events": "kv_events_config",
+    "quant": "quant_config",
+}
+"""vLLM's names of what cases call by shorter ones."""
+PARTS = (
+    "parallel_config",
+    "model_config",
+    "cache_config",
+    "scheduler_config",
+    "observability_config",
+)
+
+
+def configuration(**changes: Any) -> Any:
+    """The VllmConfig of a tiny model, as if it were that of SERVED, with changes."""
+    real = config()
+    left = {NAMES.get(name, name): value for name, value in changes.items()}
+    left = {name: value for name, value in left.items() if name not in FlyingConfig.model_fields}
+    if "speculative_config" in left:
+        left["speculative_config"] = left["speculative_config"]()
+    parts: dict[str, Any] = {}
+    for part in PARTS:
+        own = {name: left.pop(name) for name in [*left] if hasattr(getattr(real, part), name)}
+        parts[part] = Changed(getattr(real, part), **SERVED.get(part, {}) | own)
+    heads = Changed(real.model_config.model_arch_config, total_num_attention_heads=8)
+    parts["model_config"].model_arch_config = heads
+    compiled = Changed(real.compilation_config, mode=CompilationMode.VLLM_COMPILE)
+    return Changed(real, compilation_config=compiled, **parts, **left)
+
+
+@functools.cache
+def _ngram() -> SpeculativeConfig:
+    served = config()
+    return SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=4,
+        target_model_config=served.model_config,
+        target_parallel_config=served.parallel_config,
     )
 
 
-def speculation(**changes: Any) -> SimpleNamespace:
-    """vLLM's SpeculativeConfig."""
-    served = {
-        "method": "ngram",
-        "rejection_sample_method": "standard",
-        "num_speculative_tokens": 4,
-        "num_speculative_tokens_per_batch_size": None,
-    }
-    return SimpleNamespace(**served | changes)
+def speculation(**changes: Any) -> Callable[[], Any]:
+    """Return what makes vLLM's SpeculativeConfig: cases are listed before there is a model."""
+    return lambda: Changed(_ngram(), **changes)
 
 
-def adapters(**changes: Any) -> SimpleNamespace:
+def adapters(**changes: Any) -> LoRAConfig:
     """vLLM's LoRAConfig."""
-    return SimpleNamespace(**{"target_modules": None, "fully_sharded_loras": False} | changes)
+    return LoRAConfig(**changes)
 
 
 def execution(**changes: Any) -> None:
     """How steps run: the flags of vLLM and of us."""
     settings = {"mode": CompilationMode.VLLM_COMPILE, "cudagraph_mode": CUDAGraphMode.NONE}
     asked = {key: value for key, value in changes.items() if key in FlyingConfig.model_fields}
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(enforce_eager=False),
-        parallel_config=SimpleNamespace(tensor_parallel_size=changes.get("devices", 1)),
-        compilation_config=SimpleNamespace(
-            **{key: changes.get(key, value) for key, value in settings.items()}
+    real = config()
+    devices = changes.get("devices", 1)
+    made = Changed(
+        real,
+        model_config=Changed(real.model_config, enforce_eager=False),
+        parallel_config=Changed(real.parallel_config, tensor_parallel_size=devices),
+        compilation_config=Changed(
+            real.compilation_config,
+            **{key: changes.get(key, value) for key, value in settings.items()},
         ),
     )
-    settle_execution(config, FlyingConfig(**asked), "shm")
+    settle_execution(made, FlyingConfig(**asked), "shm")
 
 
 def flags(**arguments: str) -> None:

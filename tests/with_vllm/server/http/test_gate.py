@@ -21,7 +21,7 @@ from flying_serving.server.http.overload import PRIORITY_HEADER
 from flying_serving.server.shell import Shell
 from tests.unit.controller.model_settings import settings
 from tests.with_vllm.server.apps import SECRET, gated
-from tests.with_vllm.server.doubles import Server
+from tests.with_vllm.server.doubles import Server, model_config
 
 PART_BYTES = 7
 MAX_BODY_BYTES = 4096
@@ -37,7 +37,7 @@ class GatedApp:
     """
 
     def __init__(self, waiting: int = 0, keys: tuple[str, ...] = (), **flying: Any) -> None:
-        calls, model = Server().calls, SimpleNamespace(max_model_len=400)
+        calls, model = Server().calls, model_config()
         rights = calls.deployment.flying.model_copy(update=flying)
         calls.deployment = calls.deployment.model_copy(update={"flying": rights})
         self.shell = Shell(calls, settings("load", 1, max_num_seqs=1, most_waiting=1), model)
