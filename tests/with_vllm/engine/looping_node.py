@@ -51,6 +51,8 @@ class LoopingEngine:
         self.aborting: list[str] = []
         self.pulled: list[range] = []
         """Tokens whose KV it has copied, in each call."""
+        self.waits: list[Wait] = []
+        """For which it had nothing else to do."""
         self._rounds = 0
         self._deployment = deployment
         self.vllm_config, self.kv_config = self._lane_config()
@@ -98,6 +100,7 @@ class LoopingEngine:
         return goes_on
 
     def take_messages(self, wait: Wait | None) -> bool:
+        self.waits += [] if wait is None else [wait]
         return False
 
     def has_own_steps(self) -> bool:

@@ -3,42 +3,19 @@
 from collections.abc import Iterable
 from typing import Any
 
-from flying_serving.engine.group import Leader, Member, in_physical_blocks
+from flying_serving.engine.block_lending import BlockLending
+from flying_serving.engine.group import Member, in_physical_blocks
 from flying_serving.engine.lane import EngineLanes, LaneFactory
-from flying_serving.engine.messages import (
-    BlocksReserved,
-    LendBlocks,
-    ReclaimBlocks,
-    ReserveBlocks,
-    ReturnBlocks,
-    RunStep,
-)
+from flying_serving.engine.messages import RunStep
 from flying_serving.layout.groups import Group
 from flying_serving.migration.offers import OfferTable
+from flying_serving.migration.source import Source
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.kv.engine_pool import EnginePool
 from tests.with_vllm.engine.inboxes import Inboxes
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler
 
 GROUP = (0, 1)
-
-
-def handle(message: Any, member: Member, leader: Leader, now: float) -> int:
-    """Do what a message about blocks says, as an engine's loop does; return how many blocks the
-    member misses.
-    """
-    if isinstance(message, ReserveBlocks):
-        return member.reserve(message)
-    if isinstance(message, LendBlocks):
-        member.lent.commit(message.blocks)
-    elif isinstance(message, ReturnBlocks):
-        member.lent.take_back(message.blocks)
-    elif isinstance(message, BlocksReserved):
-        leader.take_answer(message, now)
-    else:
-        assert isinstance(message, ReclaimBlocks)
-        leader.give_back(message.count)
-    return 0
 
 
 class Part:
@@ -62,6 +39,13 @@ class Part:
     def lanes(self, board: Any = None) -> EngineLanes:
         """Return the lanes; without a board nothing may ask what other engines run."""
         return EngineLanes(self._lanes, board)
+
+    def lending_at(self, now_s: float) -> BlockLending:
+        """Return what handles messages about blocks at this time; it keeps no blocks of requests
+        that have left.
+        """
+        lanes = self.lanes()
+        return BlockLending(lanes, Source(lanes.pools, self.table), lambda: now_s)
 
 
 class Pair:
@@ -96,12 +80,11 @@ class Pair:
         """Let an engine do what its next message says, as its loop does; return a step's plan in
         its own blocks.
         """
-        message = self.inboxes.read(engine)
-        member = self.members[engine]
+        message: Any = self.inboxes.read(engine)
         if not isinstance(message, RunStep):
-            handle(message, member, self.leader, now)
+            self.parts[engine].lending_at(now).handle(message)
             return None
-        return in_physical_blocks(message.plan, member.lent)
+        return in_physical_blocks(message.plan, self.members[engine].lent)
 
     def serve_all(self, now: float) -> None:
         """Serve what there is, but for steps."""

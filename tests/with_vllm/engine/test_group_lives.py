@@ -22,7 +22,7 @@ from flying_serving.layout.groups import aligned_group
 from flying_serving.memory.lent_blocks import NULL_BLOCK
 from harness.examples import examples
 from tests.with_vllm.engine.inboxes import Inboxes
-from tests.with_vllm.engine.pairs import Part, handle
+from tests.with_vllm.engine.pairs import Part
 from tests.with_vllm.engine.schedulers import BLOCK, FakeScheduler
 
 
@@ -46,13 +46,13 @@ class Lives(RuleBasedStateMachine):
         self.inboxes = Inboxes(self.engines)
         around = self.inboxes, blocks, lend_blocks
         sizes = [size for size in (2, 4) if size <= self.engines]
-        parts = [
+        self.parts = [
             Part(engine, [aligned_group(engine, size) for size in sizes], *around)
             for engine in range(self.engines)
         ]
-        self.own = [part.own for part in parts]
-        self.pools = [part.pool for part in parts]
-        lanes = [part.lanes() for part in parts]
+        self.own = [part.own for part in self.parts]
+        self.pools = [part.pool for part in self.parts]
+        lanes = [part.lanes() for part in self.parts]
         self.members = [each.members for each in lanes]
         self.leaders = [
             each.leaders[size] for size in sizes for each in lanes if size in each.leaders
@@ -92,7 +92,7 @@ class Lives(RuleBasedStateMachine):
         if self.inside[engine] is not None:
             return
         if scheduler.waiting or pool.free_count() < len(scheduler.running):
-            self.want_back(engine, pool.missing_for_next(), but=1)
+            self.parts[engine].lending_at(self.now).ask(1, pool.missing_for_next())
         plan = scheduler.schedule()
         self.write(engine, plan)
         scheduler.update_from_output(plan, None)
@@ -109,23 +109,18 @@ class Lives(RuleBasedStateMachine):
         engine %= self.engines
         if not self.inbox_can_be_read(engine):
             return
-        message = self.inboxes.read(engine)
-        member = self.members[engine][len(message.group)]
-        (leader,) = [leader for leader in self.leaders if leader.group == message.group]
+        message: Any = self.inboxes.read(engine)
         if not isinstance(message, RunStep):
-            self.want_back(engine, handle(message, member, leader, self.now), but=len(member.group))
-        else:
-            self.write(engine, in_physical_blocks(message.plan, member.lent))
-            self.inside[engine] = message
-            if all(self.inside[other] is message for other in message.group):
-                for other in message.group:
-                    self.inside[other] = None
-                leader.finish(message.plan, None)
-
-    def want_back(self, engine: int, missing: int, *, but: int) -> None:
-        for size, member in self.members[engine].items():
-            if missing and size != but:
-                member.reclaim(missing, self.now)
+            self.parts[engine].lending_at(self.now).handle(message)
+            return
+        (leader,) = [leader for leader in self.leaders if leader.group == message.group]
+        member = self.members[engine][len(message.group)]
+        self.write(engine, in_physical_blocks(message.plan, member.lent))
+        self.inside[engine] = message
+        if all(self.inside[other] is message for other in message.group):
+            for other in message.group:
+                self.inside[other] = None
+            leader.finish(message.plan, None)
 
     def write(self, engine: int, plan: SchedulerOutput) -> None:
         """Do what a model runner does with a plan: keep tables, check what was written before,

@@ -5,7 +5,6 @@ and messages, which the protocol's exploration covers.
 import pytest
 
 from flying_serving.engine.caches import reset_prefix_caches
-from flying_serving.migration.messages import ReleaseKV
 from flying_serving.migration.migrations import OFFER_POLL_S
 from flying_serving.migration.offers import Offer
 from flying_serving.migration.source import RETAIN_S
@@ -21,11 +20,10 @@ def alone(blocks: int = 20) -> tuple[LoopingNode, LoopingEngine]:
     return node, node.engines[0]
 
 
-def run(engine: LoopingEngine, steps: int) -> None:
-    """Rounds of the loop, each with a step of lane 1."""
-    for _ in range(steps):
-        engine.loop._advance_migrations()
-        engine.loop._step_own()
+def run(engine: LoopingEngine, rounds: int) -> None:
+    """Rounds of the loop, each with a step of lane 1 if it has one."""
+    for _ in range(rounds):
+        engine.run()
 
 
 def test_offers_grow_with_steps_and_outlive_their_request() -> None:
@@ -52,7 +50,9 @@ def test_offers_grow_with_steps_and_outlive_their_request() -> None:
     assert engine.scheduler.requests == {}
     assert sorted(engine.loop.migrations.source.retained) == [1, 2]
     run(engine, 1)
-    assert isinstance(engine.loop._choose(), Wait)
+    assert engine.waits == []
+    run(engine, 1)
+    assert len(engine.waits) == 1
     node.now_s += RETAIN_S + 0.1
     run(engine, 1)
     assert engine.loop.migrations.source.retained == {}
@@ -91,12 +91,11 @@ def test_a_request_is_pulled_ahead_then_runs_then_is_released() -> None:
         range(10, 11),
     ]
     assert engine.scheduler.requests == {}
-    assert engine.loop._choose() == Wait(OFFER_POLL_S)
+    run(engine, 1)
+    assert engine.waits == [Wait(OFFER_POLL_S)]
     node.add(make("b", 3, 9, 5, had=3), 1, **{MIGRATED_FROM_KEY: [0, 1, 7]})
-    engine.loop._advance_migrations()
+    run(engine, 1)  # with the message that releases it
     assert list(engine.scheduler.requests) == ["b"]
-    assert [type(message) for message in engine.inbox] == [ReleaseKV]
-    engine.loop.handle(engine.inbox.popleft())
     assert engine.loop.migrations.source.retained == {}
     assert (
         engine.loop.migrations.incoming.counts().migrated_tokens
@@ -116,7 +115,7 @@ def test_a_reset_of_running_requests_releases_all_kv() -> None:
     engine.loop.migrations.retain("a", 1)
     node.add(make("c", 1, 12, 4), 1, **{MIGRATED_FROM_KEY: [0, 1, 9]})
     node.add(make("d", 2, 9, 20), 1, **{MIGRATED_FROM_KEY: [0, 1, 2], AHEAD_KEY: 14})
-    engine.loop._advance_migrations()
+    run(engine, 1)
     assert set(engine.loop.migrations.incoming.by_id) == {"c", "d"}
     assert not reset_prefix_caches(engine.loop, reset_running_requests=False, reset_connector=False)
     assert reset_prefix_caches(engine.loop, reset_running_requests=True, reset_connector=False)

@@ -3,7 +3,6 @@ them.
 """
 
 import asyncio
-import time
 from copy import copy
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +22,9 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from flying_serving.config import Deployment, FlyingConfig
 from flying_serving.controller.commands import Command
-from flying_serving.errors import EngineLost
 from flying_serving.predict.migrations import MigrationCost
 from flying_serving.server.calls.engine_calls import EngineCalls
 from flying_serving.server.client import until_the_end
-from flying_serving.server.engine_record import EnginePhase, Loss
 from flying_serving.server.shell import Shell
 from flying_serving.vllm_adapter.api_server.client_channel import ClientChannel
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
@@ -221,24 +218,6 @@ class Server:
         self.sent()
         await asyncio.wait_for(processing, 5)
         return [output.request_id for output in outputs.outputs]
-
-    def lose(self, engine: int) -> None:
-        """An engine is lost, as `Engines` tells of it."""
-        self.calls.records[engine].enter(EnginePhase.LOST)
-        self.shell.losses.lost(
-            engine, Loss(time.time(), "injected"), self.controller.state.layout, frozen=False
-        )
-        why = str(self.calls.records[engine].why_lost)
-        self.calls.cut_off(engine, why)
-        self.calls.channel.hide_engine(engine)
-        self.shell.orders.fail_under_way(EngineLost(why))
-        self.shell.figures.forget(engine)
-        self.shell.carry_out(self.controller.engines_lost([engine], 0.0))
-
-    def rejoin(self, engine: int) -> None:
-        """An engine that was lost is started again, and calls reach it."""
-        for phase in (EnginePhase.STARTING, EnginePhase.JOINING):
-            self.calls.records[engine].enter(phase)
 
     async def read(self) -> Any:
         """The next outputs that vLLM reads."""

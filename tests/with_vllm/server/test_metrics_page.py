@@ -23,6 +23,7 @@ from flying_serving.server.metrics import ServerMetrics
 from flying_serving.server.shell import Shell
 from flying_serving.wire import EngineFigures, EngineMemory, MigrationCounts
 from tests.unit.controller.model_settings import settings
+from tests.with_vllm.server.doubles import model_config
 
 
 class Watching(Predictions):
@@ -75,7 +76,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> FakeCalls:
 
 
 def metrics_of(calls: FakeCalls, chosen: Settings | None = None) -> ServerMetrics:
-    model = SimpleNamespace(max_model_len=400, served_model_name="llama")
+    model = model_config()
+    model.served_model_name = "llama"
     return ServerMetrics(Shell(calls, chosen or settings("manual", engines=2), model))  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from flying_serving.layout.groups import KVSource, Layout
 from flying_serving.vllm_adapter.keys import MIGRATED_FROM_KEY, OFFER_KEY
 from flying_serving.vllm_adapter.scheduler.failures import failures
 from tests.with_vllm.server.doubles import ABORT, ADD, APART, PAIRS, UTILITY, Server
+from tests.with_vllm.server.engines.nodes import node
 
 
 async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -> None:
@@ -44,33 +46,36 @@ async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -
     assert server.controller.state.running == 0
 
 
-async def test_statistics_of_a_lost_engine_are_those_of_an_idle_one() -> None:
+async def test_statistics_of_a_lost_engine_are_those_of_an_idle_one(tmp_path: Path) -> None:
     """Also what was on its way: vLLM would show its requests for ever. Those of another are as they
     were sent.
     """
-    server = Server()
-    server.lose(2)
-    idle = await server.read()
-    assert idle.engine_index == 2
-    assert idle.scheduler_stats.num_running_reqs == 0
-    for engine, running in ((2, 0), (1, 5)):
-        delayed = EngineCoreOutputs(
-            engine_index=engine, scheduler_stats=SchedulerStats(num_running_reqs=5)
-        )
-        server.calls.mark_idle_if_lost(delayed)
-        await server.shell.take_outputs(delayed)
-        assert delayed.scheduler_stats is not None
-        assert delayed.scheduler_stats.num_running_reqs == running
+    async with node(tmp_path) as one:
+        server = one.server
+        await one.lose(2)
+        idle = await server.read()
+        assert idle.engine_index == 2
+        assert idle.scheduler_stats.num_running_reqs == 0
+        for engine, running in ((2, 0), (1, 5)):
+            delayed = EngineCoreOutputs(
+                engine_index=engine, scheduler_stats=SchedulerStats(num_running_reqs=5)
+            )
+            server.calls.mark_idle_if_lost(delayed)
+            await server.shell.take_outputs(delayed)
+            assert delayed.scheduler_stats is not None
+            assert delayed.scheduler_stats.num_running_reqs == running
 
 
-async def test_a_layout_is_ordered_of_the_engines_that_it_has() -> None:
+async def test_a_layout_is_ordered_of_the_engines_that_it_has(tmp_path: Path) -> None:
     """One that answers again, and has not joined the layout, is told later."""
-    server = Server()
-    server.lose(2)
-    server.rejoin(2)
-    server.messages.clear()
-    await server.switch([[0, 1], [3]], "weave")
-    assert server.told() == [0, 1, 3]
+    async with node(tmp_path) as one:
+        await one.lose(2)
+        await one.rejoin(2)
+        one.server.messages.clear()
+        order = await one.server.switch([[0, 1], [3]], "weave")
+        assert one.server.told() == [0, 1, 3]
+        await one.server.settle()
+        await asyncio.wait_for(order, 5)
 
 
 async def test_leaders_hear_of_all_that_leave_them_in_one_message() -> None:

@@ -4,6 +4,7 @@ its client.
 
 import asyncio
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from flying_serving.errors import EngineLost, OrderDropped, ServerEnds
 from flying_serving.server.calls import layout_orders
 from tests.with_vllm.server.doubles import ALL, APART, PAIRS, Server
+from tests.with_vllm.server.engines.nodes import node
 
 
 def running() -> Server:
@@ -183,45 +185,48 @@ async def test_no_order_begins_when_the_server_ends() -> None:
     assert server.told() == []
 
 
-async def test_an_engine_that_returns_as_others_are_told_is_not_waited_for() -> None:
+async def test_an_engine_that_returns_as_others_are_told_is_not_waited_for(tmp_path: Path) -> None:
     """It is in the layout, alone, but the order did not go to it."""
-    server = Server()
-    server.lose(3)
-    server.messages.clear()
-    server.rejoin(3)
-    order = asyncio.ensure_future(server.orders.switch([[0, 1], [2]], "migrate"))
-    asyncio.get_running_loop().call_soon(
-        lambda: server.shell.carry_out(server.controller.engine_back(3, 0.0))
-    )
-    await asyncio.sleep(0)
-    await server.settle()
-    await asyncio.wait_for(order, 5)
-    assert server.told() == [0, 1, 2]
-    assert server.controller.state.layout.to_lists() == [[0, 1], [2], [3]]
-    assert not server.controller.changeover.is_under_way
+    async with node(tmp_path) as one:
+        server = one.server
+        await one.lose(3)
+        await one.rejoin(3)
+        server.messages.clear()
+        order = asyncio.ensure_future(server.orders.switch([[0, 1], [2]], "migrate"))
+        server.sent()  # all engines have heard that it is there
+        await asyncio.sleep(0)
+        await one.until(lambda: not server.controller.state.absent_engines)
+        await server.settle()
+        await asyncio.wait_for(order, 5)
+        assert server.told() == [0, 1, 2]
+        assert server.controller.state.layout.to_lists() == [[0, 1], [2], [3]]
+        assert not server.controller.changeover.is_under_way
 
 
-async def test_an_order_waits_for_a_layout_that_is_made_again() -> None:
+async def test_an_order_waits_for_a_layout_that_is_made_again(tmp_path: Path) -> None:
     """By nobody's order, as an engine is back."""
-    server = Server()
-    first = await server.switch(PAIRS, "weave")
-    await server.settle()
-    await asyncio.wait_for(first, 5)
-    server.lose(1)
-    server.rejoin(1)
-    server.messages.clear()
-    server.shell.carry_out(server.controller.engine_back(1, 0.0))
-    assert server.controller.changeover.is_under_way and server.told() == [0, 1, 2, 3]
-    order = await server.switch(APART, "weave")
-    assert not order.done()
-    await server.settle()
-    assert (
-        (await asyncio.wait_for(order, 5)).new.to_lists()
-        == server.controller.state.layout.to_lists()
-        == APART
-    )
-    assert [made.new.to_lists() for made in server.controller.state.switches.kept] == [
-        PAIRS,
-        PAIRS,
-        APART,
-    ]
+    async with node(tmp_path) as one:
+        one.vllm.stopped = {0, 1, 2, 3}
+        server = one.server
+        first = await server.switch(PAIRS, "weave")
+        await server.settle()
+        await asyncio.wait_for(first, 5)
+        await one.lose(1)
+        await one.rejoin(1)
+        server.messages.clear()
+        server.sent()  # all engines have heard that it is there
+        await one.until(lambda: not server.controller.state.absent_engines)
+        assert server.controller.changeover.is_under_way and server.told() == [0, 1, 2, 3]
+        order = await server.switch(APART, "weave")
+        assert not order.done()
+        await server.settle()
+        assert (
+            (await asyncio.wait_for(order, 5)).new.to_lists()
+            == server.controller.state.layout.to_lists()
+            == APART
+        )
+        assert [made.new.to_lists() for made in server.controller.state.switches.kept] == [
+            PAIRS,
+            PAIRS,
+            APART,
+        ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from flying_serving.comm.pulse import Pulse
 from flying_serving.errors import EngineLost
-from flying_serving.server.engine_record import incarnations
+from flying_serving.server.engine_record import EnginePhase, incarnations
 from flying_serving.server.engines.supervisor import EngineSupervisor
 from tests.with_vllm.server.doubles import UTILITY, FakeVllm, Server
 
@@ -151,6 +151,21 @@ class Node:
             life.kill()
             raise self.problem
         self.lives[engine] = life
+
+    async def lose(self, engine: int) -> None:
+        """The process of an engine ends, and no start is over before the gate opens."""
+        self.gate.clear()
+        self.lives[engine].die()
+        await self.until(lambda: engine in self.lost)
+
+    async def rejoin(self, engine: int) -> None:
+        """An engine that was lost is started again, and calls reach it; the answers that others
+        know of it are not there yet.
+        """
+        self.vllm.stopped = set(range(4))
+        self.server.sent()  # the others have heard of the loss
+        self.gate.set()
+        await self.until(lambda: self.engines.records[engine].phase is EnginePhase.JOINING)
 
     def answer(self, engine: int) -> None:
         """An engine that was stopped answers what it was asked so far."""

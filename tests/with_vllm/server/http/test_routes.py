@@ -5,6 +5,7 @@ they repeat of it.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from flying_serving.server.http import layout_order
 from flying_serving.server.http.bodies import MAX_BODY_BYTES
 from tests.with_vllm.server.apps import app
 from tests.with_vllm.server.doubles import Server
+from tests.with_vllm.server.engines.nodes import node
 
 KEY = {"Authorization": "Bearer secret"}
 TYPE = {"Content-Type": "application/json"}
@@ -174,23 +176,29 @@ async def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server() 
 @pytest.mark.parametrize(
     ("path", "method"), [("/flying/status", "flying_report"), ("/flying/check", "flying_check")]
 )
-async def test_an_engine_that_is_lost_while_it_is_asked_is_left_out(path: str, method: str) -> None:
+async def test_an_engine_that_is_lost_while_it_is_asked_is_left_out(
+    path: str, method: str, tmp_path: Path
+) -> None:
     """The others answer, and status says which it is."""
-    server = Server()
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app(server)), base_url="http://test"
-    ) as client:
+    async with (
+        node(tmp_path) as one,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app(one.server)), base_url="http://test"
+        ) as client,
+    ):
+        server = one.server
+        one.vllm.stopped = {0, 1, 2, 3}
         verb = "POST" if path == "/flying/check" else "GET"
         asking = asyncio.ensure_future(client.request(verb, path, headers=KEY | TYPE, content="{}"))
         while len(server.told(method)) < 4:
             await asyncio.sleep(0)
-        server.lose(2)
+        await one.lose(2)
         server.sent()
         answer = await asyncio.wait_for(asking, 5)
         assert answer.status_code == 200, answer.text
         if path == "/flying/status":
             found = answer.json()
-            assert found["degraded"] and [one["engine"] for one in found["lost"]] == [2]
+            assert found["degraded"] and [loss["engine"] for loss in found["lost"]] == [2]
             assert found["losses"] == {"0": 0, "1": 0, "2": 1, "3": 0}
             assert found["layout"] == [[0], [1], [3]]
             assert found["orphaned_requests"] == {"requeued": 0, "failed": 0}
