@@ -5,6 +5,7 @@ are undisturbed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +30,27 @@ def some_cases() -> list[Case]:
     return [case for case in kills if case.role in roles[case.layout]] + freezes
 
 
+def with_second_tries(outcomes: list[Outcome]) -> Iterator[Case]:
+    """All cases; then once more those of phases that none of them has reached."""
+    yield from some_cases()
+    reached = phases(outcomes)
+    yield from (case for case in some_cases() if case.phase not in reached)
+
+
+def phases(outcomes: list[Outcome]) -> set[str]:
+    """Return the phases that were reached."""
+    return {outcome.case.phase for outcome in outcomes if NOT_REACHED not in outcome.problems}
+
+
 def test_streams_survive_engines_that_are_lost(tmp_path: Path) -> None:
     outcomes: list[Outcome] = []
     with trapped(tmp_path, TIMEOUT_S, TIGHT) as server:
-        asyncio.run(chaos(server, tmp_path, some_cases(), outcomes))
+        asyncio.run(chaos(server, tmp_path, with_second_tries(outcomes), outcomes))
     print_outcomes(outcomes)
     # whether one case does depends on the load, but not whether any of a phase does
     reached = [outcome for outcome in outcomes if NOT_REACHED not in outcome.problems]
     assert not [(outcome.case.name, outcome.problems) for outcome in reached if outcome.problems]
-    assert {outcome.case.phase for outcome in reached} == {*KILLS, *FREEZES}
-    assert len(outcomes) == len(some_cases()) and len(reached) >= len(outcomes) * 3 // 4
-    assert sum(bool(outcome.orphaned_s) for outcome in reached) >= len(outcomes) // 2
+    assert phases(outcomes) == {*KILLS, *FREEZES}
+    count = len(some_cases())
+    assert len(outcomes) >= count and len(reached) >= count * 3 // 4
+    assert sum(bool(outcome.orphaned_s) for outcome in reached) >= count // 2
