@@ -66,10 +66,10 @@ def sample(edits: Iterable[Edit], count: int) -> list[Edit]:
 
 def files_for(edit: Edit) -> tuple[list[str], list[str]]:
     """Return the files of tests of an edit's module, and the others of its area."""
-    own, area = f"test_{Path(edit.path).stem}.py", area_of(edit)
+    own, area = f"test_{Path(edit.path).stem}_", area_of(edit)
     files = sorted(Path("tests").glob(f"**/{area}/**/test_*.py"))
     first, others = (
-        [path.as_posix() for path in files if (path.name == own) == is_own]
+        [path.as_posix() for path in files if f"{path.stem}_".startswith(own) == is_own]
         for is_own in (True, False)
     )
     return first, others

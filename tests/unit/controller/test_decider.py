@@ -4,30 +4,9 @@ import pytest
 
 from flying_serving.controller.decider import Decider, Verdict
 from flying_serving.controller.requests import RequestSpec, RequestState
-from flying_serving.controller.snapshots import required_groups
 from flying_serving.controller.state import ClusterState
+from tests.unit.controller.deciding import LONG, SIZES, add_waiting, measured_state
 from tests.unit.controller.model_settings import settings
-from tests.unit.policy.costs import costs, measured
-
-LONG = RequestSpec(150, 151, 1)
-SIZES = (1, 2, 4)
-
-
-def measured_state(policy: str = "auto", *, dry_run: bool = False) -> ClusterState:
-    """Return four engines that are faster alone than in groups, with two requests at most in a
-    group.
-    """
-    state = ClusterState(settings(policy, 4, max_num_seqs=2, dry_run=dry_run))
-    state.steps.calibrate(measured(costs(SIZES, fixed=2.0, rest=1.5)))
-    return state
-
-
-def add_waiting(state: ClusterState, name: str, spec: RequestSpec = LONG) -> RequestState:
-    """Return a request that is in the task pool now."""
-    sizes = state.settings.capacity.sizes(spec)
-    request = RequestState(name, spec, sizes, len(state.pool), 0.0)
-    state.pool.add(request)
-    return request
 
 
 def test_request_without_a_group_leads_to_a_switch() -> None:
@@ -101,30 +80,3 @@ def test_arrival_beside_a_wide_request_is_not_worth_asking() -> None:
     state.layout = state.layouts[-1]
     state.loads.add(runs, state.layout.groups[0], 151.0)
     assert not Decider(state).is_worth_asking(request)
-
-
-@pytest.mark.parametrize(("engines", "size"), [(2, 2), (4, 2)])
-def test_urgent_request_needs_the_widest_group_beside_others_or_all(
-    engines: int, size: int
-) -> None:
-    needs = required_groups(ClusterState(settings("auto", engines)), [], 1)
-    assert [(need.least_size, need.urgent) for need in needs] == [(size, True)]
-
-
-def test_all_long_requests_that_find_no_room_need_another_group() -> None:
-    """By their least size, not by that of a longer one which has its group."""
-    state = measured_state("gyges")
-    for name, spec in (("a", LONG), ("b", LONG), ("longest", RequestSpec(250, 251, 1))):
-        add_waiting(state, name, spec)
-    add_waiting(state, "degree", RequestSpec(150, 151, 1, degree=2))
-    state.crowded_out = {(2, 4)}
-    needs = required_groups(state, state.pool.firsts(), 0)
-    assert [(need.least_size, need.crowded_out) for need in needs] == [(4, 0), (2, 2)]
-    assert needs[1].reason == "context: no room for 2 requests of 2 engines beside others"
-    state.crowded_out = {(2, 4), (4,)}
-    needs = required_groups(state, state.pool.firsts(), 0)
-    assert [(need.least_size, need.crowded_out) for need in needs] == [(4, 0), (2, 2), (4, 1)]
-    for name in "ab":
-        state.pool.remove(name)
-    state.crowded_out = {(2, 4)}
-    assert [need.crowded_out for need in required_groups(state, state.pool.firsts(), 0)] == [0]

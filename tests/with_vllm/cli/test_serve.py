@@ -2,34 +2,18 @@
 the flag.
 """
 
-import argparse
 import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from flying_serving.cli.serve import _flying_settings, explain_mistakes
-from flying_serving.cli.serve_flags import add_flags
-from flying_serving.config import KEY, Deployment, FlyingConfig, deployment_of, parse_flying
-from flying_serving.controller.settings import Settings
+from flying_serving.cli.serve import explain_mistakes
+from flying_serving.config import KEY, FlyingConfig
 from flying_serving.errors import ConfigError, Unsupported
-from flying_serving.memory.kv_groups import one_group
-from flying_serving.memory.peers import KVBlocks
-from flying_serving.predict.work import Objective
-from flying_serving.server.start.settings import settings_of
-from flying_serving.validation import first_problem
-
-
-def settings(*argv: str, additional: Any = None) -> dict[str, Any]:
-    """Return what a command line gives."""
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    args = parser.parse_args(argv)
-    args.additional_config = additional
-    return _flying_settings(args)
+from tests.with_vllm.cli.flag_settings import settings
 
 
 def test_flags_are_read_as_the_type_of_their_setting() -> None:
@@ -46,40 +30,6 @@ def test_flags_are_read_as_the_type_of_their_setting() -> None:
         settings("--no-lend-weights", additional={KEY: {"lend_weights": True}})["lend_weights"]
         is False
     )
-
-
-def controller_settings(flying: FlyingConfig, drafts: int = 0, longest: int = 64) -> Settings:
-    """Return the controller's settings of two engines, by way of what their processes are told, and
-    of vLLM's configuration. An engine holds nine blocks of 16 tokens.
-    """
-    deployment = Deployment(run_dir="/", engines=2, devices=1, group_sizes=(1, 2), flying=flying)
-    told = deployment_of({KEY: deployment.model_dump()})
-    config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
-        model_config=SimpleNamespace(
-            use_mla=False,
-            max_model_len=longest,
-            get_total_num_kv_heads=lambda: 4,
-            model_arch_config=SimpleNamespace(per_layer_overrides=None),
-        ),
-        num_speculative_tokens=drafts,
-        lora_config=SimpleNamespace(max_loras=3),
-    )
-    return settings_of(config, told, KVBlocks(10, 0), one_group(16))
-
-
-def test_the_objective_and_the_variants_reach_the_controller() -> None:
-    made = controller_settings(parse_flying(settings("--slo=ttft:500,tpot:50", "--horizon-s=7")))
-    assert made.objective == Objective(7.0, ttft_s=0.5, tpot_s=0.05)
-    assert made.limits.max_variants == 3
-
-
-def test_a_group_without_room_for_drafts_is_refused() -> None:
-    """Unless it holds the model's length."""
-    assert controller_settings(FlyingConfig(), 143, 400).capacity.kv_tokens == {1: 1, 2: 145}
-    assert controller_settings(FlyingConfig(), 200, 144).capacity.kv_tokens == {1: 144, 2: 288}
-    with pytest.raises(ConfigError, match="num_speculative_tokens=144: must be below the 144 tok"):
-        controller_settings(FlyingConfig(), 144, 400)
 
 
 def test_a_flag_overrides_additional_config_and_its_default_does_not() -> None:
@@ -112,36 +62,6 @@ def test_wrong_setting_is_named_as_it_was_given(
     with pytest.raises(ConfigError) as refused:
         settings(*argv, additional=additional)
     assert str(refused.value).startswith(says)
-
-
-class Example(BaseModel):
-    """Kinds of fields that FlyingConfig may get."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    below: float = Field(default=0, lt=3)
-    whole: int | None = Field(default=None, gt=2)
-    numbers: list[float] = []
-    name: str = ""
-
-
-@pytest.mark.parametrize(
-    ("raw", "problem"),
-    [
-        ({"below": 3}, ("below", 3, "must be a number below 3")),
-        ({"whole": 2}, ("whole", 2, "must be a whole number above 2")),
-        ({"whole": "x"}, ("whole", "x", "must be a whole number above 2")),
-        ({"numbers": [1, "x"]}, ("numbers[1]", "x", "must be a number")),
-        ({"name": 3}, ("name", 3, "Input should be a valid string")),
-        ({"nam": 3}, ("nam", 3, "unknown; known are below, whole, numbers, name")),
-        (5, ("", 5, "must be a JSON object")),
-    ],
-)
-def test_problems_in_plain_english(raw: Any, problem: tuple[str, object, str]) -> None:
-    """What has no argv of ours keeps pydantic's."""
-    with pytest.raises(ValidationError) as wrong:
-        Example.model_validate(raw)
-    assert first_problem(Example, wrong.value) == problem
 
 
 class ModelConfig(BaseModel):

@@ -14,8 +14,7 @@ from flying_lab.results.metrics import summarise
 from flying_lab.results.record import Record
 from flying_lab.results.timeline import Stretch
 from flying_lab.workload.model import Request
-from flying_serving.errors import ConfigError
-from flying_serving.slo import Slo, parse_slo
+from flying_serving.slo import Slo
 from tests.unit.lab.bench.tables import record, records, results
 
 TWO = results(
@@ -181,18 +180,6 @@ def test_deadlines_count_from_the_arrival() -> None:
 
 def test_one_token_keeps_any_limit_on_tpot_as_in_vllm() -> None:
     assert metrics.good(TWO, Slo(tpot=0.0)).tolist() == [False, True, False]
-
-
-def test_parts_of_slo_texts_are_parted_by_commas_or_blanks() -> None:
-    assert parse_slo("ttft:2000,tpot:100.5 e2el:0") == Slo(ttft=2000, tpot=100.5, e2el=0)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "itl:5", "ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:nan", "ttft:1,ttft:2"]
-)
-def test_slo_texts_that_are_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="--slo="):
-        parse_slo(text)
 
 
 def test_empty_replay_has_no_values() -> None:
