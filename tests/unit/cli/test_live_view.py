@@ -10,11 +10,6 @@ from flying_serving.server.engine_record import Loss
 from tests.unit.server.figures.states import look, losses_of, switched
 
 
-@pytest.fixture
-def shown() -> dict[str, Any]:
-    return look(*switched("hard"), 9.0)
-
-
 def drawn(found: dict[str, Any], width: int = 120) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
