@@ -217,7 +217,8 @@ def _connect(setup: EngineSetup, loop: EngineLoop) -> None:
 
 
 def _fit_chunks(setup: EngineSetup, loop: EngineLoop, copies: list[MigrationRow]) -> None:
-    """Bound the chunks in which KV is pulled: in all engines together at most EXTRA_BYTES.
+    """Bound the chunks in which KV is pulled: those to all groups have together at most EXTRA_BYTES
+    of a device.
 
     `copies`: durations of copies, measured at the start.
     """

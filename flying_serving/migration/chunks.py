@@ -10,7 +10,7 @@ from flying_serving.migration.offers import Offer
 from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 
 EXTRA_BYTES = 32 * 2**20
-"""Upper bound on the KV of an engine that is held twice during migrations."""
+"""Upper bound on the KV of a device that is held twice during migrations."""
 
 
 class Chunks:

@@ -45,6 +45,7 @@ class Policy:
     `splits`: True if requests are split over two groups where `policy.split` predicts a gain.
     `pinned_size`: group size of a fixed layout, as a function of the available sizes; None if the
     layout may change.
+    `is_operated`: True if an operator orders the layout.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Policy:
     has_price: bool = True
     splits: bool = False
     pinned_size: Callable[[Sequence[int]], int] | None = None
+    is_operated: bool = False
 
     @property
     def decides(self) -> bool:
@@ -131,7 +133,7 @@ POLICIES = {
         Policy("static-dp", pinned_size=min),
         Policy("static-tp", pinned_size=max),
         Policy("split", splits=True, pinned_size=min),
-        Policy("manual"),
+        Policy("manual", is_operated=True),
     )
 }
 

@@ -154,7 +154,7 @@ class SwitchCandidate:
         lanes = self.snapshot.lane_figures
         return self.measure(assess(self.layout, lanes, work, self.objective, interference))
 
-    def weave(self, blocked_s: float = 0.0) -> float:
+    def cost_of_weave(self, blocked_s: float = 0.0) -> float:
         """Return the cost if both sides get half of the time while both have work, until the last
         old request has ended.
 
@@ -173,7 +173,7 @@ class SwitchCandidate:
         loan_s = woven_s * any(need.lends for need in self.snapshot.needs)
         return stretch * self.streaming_s + self.with_old(interference) + loan_s
 
-    def hard(self) -> float:
+    def cost_of_hard(self) -> float:
         """Return the cost if old requests pause while there is new work.
 
         They pause for long if work arrives nearly as fast as it can be done.
@@ -191,7 +191,7 @@ class SwitchCandidate:
         )
         return self.requests * paused_s + self.streaming_s + self.with_old(NO_INTERFERENCE)
 
-    def later(self) -> float:
+    def cost_of_later(self) -> float:
         """Return the cost if the present layout stays until the stragglers have ended, and all
         requests share its steps.
 
@@ -210,7 +210,7 @@ class SwitchCandidate:
         held = Interference(woven_s=until_s, overlap=slower, held_tokens=held_tokens)
         return self._figure(work, held)
 
-    def sequential(self) -> float:
+    def cost_of_sequential(self) -> float:
         """Return the cost if new requests wait until the last old one has ended."""
         return self.streaming_s + self.with_old(Interference(blocked_s=self.last_s))
 
@@ -220,7 +220,7 @@ class SwitchCandidate:
         arriving = work.rate_between(0.0, self.last_s) * self.last_s if self.last_s else 0.0
         return self.objective.urgency * (work.waiting + arriving / 2) * self.last_s
 
-    def migrate(self) -> float:
+    def cost_of_migrate(self) -> float:
         """Return the cost if old requests go on in the new groups once their KV is there.
 
         New requests wait behind them; stragglers are woven.
@@ -230,7 +230,7 @@ class SwitchCandidate:
         if self.stragglers:
             there = SwitchCandidate.of(
                 self.snapshot, self.layout, self.stragglers, self.objective, self.measure
-            ).weave(pause_s)
+            ).cost_of_weave(pause_s)
         else:
             there = self._figure(self.snapshot.work, Interference(blocked_s=pause_s))
         return migrating * pause_s / 2 + there
@@ -355,16 +355,18 @@ def costs(
     candidate = SwitchCandidate.of(snapshot, layout, leave, objective, measure)
     # Requests that stand still cost their time at least, even if the fluid model gains later.
     modes = {
-        "weave": candidate.weave(),
-        "migrate": max(candidate.migrate(), figure + candidate.pause_s() * candidate.in_flight),
+        "weave": candidate.cost_of_weave(),
+        "migrate": max(
+            candidate.cost_of_migrate(), figure + candidate.pause_s() * candidate.in_flight
+        ),
     }
     # until stragglers have ended it is better to stay than to do nothing
     if urgent or not candidate.stragglers:
-        modes["sequential"] = max(candidate.sequential(), figure + candidate.blocked())
+        modes["sequential"] = max(candidate.cost_of_sequential(), figure + candidate.blocked())
     elif candidate.stragglers.keys() & set(snapshot.layout.groups):
-        modes[LATER] = candidate.later()
+        modes[LATER] = candidate.cost_of_later()
     if urgent:  # no other request may pause running ones
-        modes["hard"] = candidate.hard()
+        modes["hard"] = candidate.cost_of_hard()
     result = {mode: max(0.0, total - figure) for mode, total in modes.items()}
     if candidate.size > 1 and _has_idle_member(snapshot, layout):
         result["soft"] = _soft(snapshot, candidate.size, candidate.last_s, objective.urgency)

@@ -56,11 +56,11 @@ class LayoutOrders:
                 then.
             EngineLost: naming the engines that did not answer, or because the server ends.
         """
-        policy = self._calls.deployment.flying.policy
-        if policy != "manual":
+        policy = self._controller.settings.policy
+        if not policy.is_operated:
             raise LayoutError(
                 "policy",
-                policy,
+                policy.name,
                 "this policy decides the layout; start with --policy manual to change it",
             )
         self._parse(groups)

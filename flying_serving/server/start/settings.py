@@ -56,7 +56,7 @@ def settings_of(
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         capped=policy.splits
         or flying.max_queue_wait_s is not None
-        or (policy.name != "manual" and policy.pinned_size is None),
+        or (policy.pinned_size is None and not policy.is_operated),
         max_variants=0 if vllm_config.lora_config is None else vllm_config.lora_config.max_loras,
     )
     return Settings(

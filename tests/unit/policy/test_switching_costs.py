@@ -60,7 +60,7 @@ def test_requests_that_migrate_pause_for_half_of_the_time() -> None:
     there = evaluate(
         WIDE, switch.snapshot.lane_figures, WORK, switch.objective, Interference(blocked_s=pause_s)
     )
-    assert switch.migrate() == pytest.approx(there + 4 * pause_s / 2)
+    assert switch.cost_of_migrate() == pytest.approx(there + 4 * pause_s / 2)
 
 
 def test_stragglers_do_not_pause_and_are_woven_after_the_pause() -> None:
@@ -70,7 +70,7 @@ def test_stragglers_do_not_pause_and_are_woven_after_the_pause() -> None:
     alone = SwitchCandidate.of(
         switch.snapshot, NARROW, {(0, 1): STRAGGLER}, switch.objective, PLAIN
     )
-    assert switch.migrate() == pytest.approx(alone.weave(pause_s) + 4 * pause_s / 2)
+    assert switch.cost_of_migrate() == pytest.approx(alone.cost_of_weave(pause_s) + 4 * pause_s / 2)
 
 
 @pytest.mark.parametrize("output_tokens", [60.0, 100.0])

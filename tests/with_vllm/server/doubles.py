@@ -30,7 +30,7 @@ from flying_serving.vllm_adapter.api_server.client_channel import ClientChannel
 from flying_serving.vllm_adapter.keys import HISTORY_KEY
 from tests.unit.controller.model_settings import settings
 from tests.unit.policy.costs import costs, measured
-from tests.with_vllm.vllm_adapter.lanes import config
+from tests.with_vllm.vllm_adapter.kv_lanes import config
 
 ADD, ABORT, UTILITY = (
     EngineCoreRequestType.ADD,

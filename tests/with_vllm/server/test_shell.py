@@ -39,7 +39,7 @@ async def test_a_request_migrates_with_its_tokens_until_the_engines_answered() -
     await asyncio.wait_for(task, 5)
     assert server.messages[:4] == [(UTILITY, "flying_retain", engine) for engine in range(4)]
     assert server.messages[4] == (ABORT, "a", 0)
-    assert server.messages[5:] in ([(ADD, "a+1", 0)], [(ADD, "a+1", 2)])
+    assert server.messages[5:] == [(ADD, "a+1", 0)]
     assert server.vllm.histories["a+1"] == [7, 8]
     assert await server.outputs("a", [9], over=True) == []
     assert await server.outputs("a+1", [9], over=True) == ["a"]
@@ -113,7 +113,7 @@ async def test_the_end_of_a_request_during_a_switch_migrates_no_other_twice() ->
         server.open_request(name)
     task = await server.switch(PAIRS, "migrate")
     left = {name: server.streams.engine_id(name) for name in names}
-    assert await server.outputs(left["r0"], [1], over=True) in ([], ["r0"])
+    assert await server.outputs(left["r0"], [1], over=True) == ["r0"]
     for name in names:
         for _ in range(3):  # it may migrate, or begin, as others end
             if server.controller.state.group_of(name) is not None:

@@ -28,7 +28,7 @@ from flying_serving.server.start.support import (
 from flying_serving.weights.lending.lent_memory import LentMemory
 from harness.live import ROOT
 from tests.unit.placement.machines import machine
-from tests.with_vllm.vllm_adapter.lanes import config
+from tests.with_vllm.vllm_adapter.kv_lanes import config
 
 
 class Changed:

@@ -21,7 +21,7 @@ from flying_serving.vllm_adapter.kv.blocks import SchedulerPool
 from flying_serving.vllm_adapter.scheduler.scheduler import LaneScheduler
 from harness.examples import examples
 from tests.with_vllm.engine import schedulers
-from tests.with_vllm.vllm_adapter.lanes import Lane, token
+from tests.with_vllm.vllm_adapter.kv_lanes import KVLane, token
 
 
 class Unlimited(LaneScheduler):
@@ -82,7 +82,7 @@ class Alike(RuleBasedStateMachine):
 
     @initialize(blocks=st.integers(3, 14))
     def begin(self, blocks: int) -> None:
-        self.lane = Lane(overlaps=False, blocks=blocks, kind=Unlimited, has_prefix_cache=False)
+        self.lane = KVLane(overlaps=False, blocks=blocks, kind=Unlimited, has_prefix_cache=False)
         self.fake = schedulers.FakeScheduler(blocks)
         self.pools = [self.lane.pool, SchedulerPool(self.fake)]
         self.count = 0
