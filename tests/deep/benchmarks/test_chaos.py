@@ -22,19 +22,21 @@ TIMEOUT_S = 3.0
 """Without a sign of life: other tests share the processors."""
 
 
-def some_cases() -> list[Case]:
-    """Six phases in two layouts, of which one has only groups of two; a freeze in each."""
-    kills = [case for layout in ("2+2", "2+1+1") for case in cases(KILLS, (layout,), ("kill",), 1)]
-    freezes = list(cases(FREEZES, ("2+2",), ("freeze",), 1))
-    roles = {"2+2": ("member", "owner"), "2+1+1": ("leader",)}
-    return [case for case in kills if case.role in roles[case.layout]] + freezes
+ROLES = {"2+2": ("member", "owner"), "2+1+1": ("leader",)}
+"""Those that are killed, by layout; the first layout has only groups of two."""
 
 
-def with_second_tries(outcomes: list[Outcome]) -> Iterator[Case]:
+def some_cases(layout: str) -> list[Case]:
+    """Six phases; and a freeze in groups of two."""
+    kills = [case for case in cases(KILLS, (layout,), ("kill",), 1) if case.role in ROLES[layout]]
+    return kills + (list(cases(FREEZES, (layout,), ("freeze",), 1)) if layout == "2+2" else [])
+
+
+def with_second_tries(first: list[Case], outcomes: list[Outcome]) -> Iterator[Case]:
     """All cases; then once more those of phases that none of them has reached."""
-    yield from some_cases()
+    yield from first
     reached = phases(outcomes)
-    yield from (case for case in some_cases() if case.phase not in reached)
+    yield from (case for case in first if case.phase not in reached)
 
 
 def phases(outcomes: list[Outcome]) -> set[str]:
@@ -42,15 +44,16 @@ def phases(outcomes: list[Outcome]) -> set[str]:
     return {outcome.case.phase for outcome in outcomes if NOT_REACHED not in outcome.problems}
 
 
-def test_streams_survive_engines_that_are_lost(tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
+@pytest.mark.parametrize("layout", ROLES)
+def test_streams_survive_engines_that_are_lost(tmp_path: Path, layout: str) -> None:
+    first, outcomes = some_cases(layout), list[Outcome]()
     with trapped(tmp_path, TIMEOUT_S, TIGHT) as server:
-        asyncio.run(chaos(server, tmp_path, with_second_tries(outcomes), outcomes))
+        asyncio.run(chaos(server, tmp_path, with_second_tries(first, outcomes), outcomes))
     print_outcomes(outcomes)
-    # whether one case does depends on the load, but not whether any of a phase does
+    # whether one case reaches its phase depends on the load, so a quarter need not
     reached = [outcome for outcome in outcomes if NOT_REACHED not in outcome.problems]
     assert not [(outcome.case.name, outcome.problems) for outcome in reached if outcome.problems]
-    assert phases(outcomes) == {*KILLS, *FREEZES}
-    count = len(some_cases())
-    assert len(outcomes) >= count and len(reached) >= count * 3 // 4
-    assert sum(bool(outcome.orphaned_s) for outcome in reached) >= count // 2
+    assert len(outcomes) >= len(first) and len(reached) >= len(first) * 3 // 4
+    assert sum(bool(outcome.orphaned_s) for outcome in reached) >= len(first) // 2
+    if layout == "2+2":
+        assert phases(outcomes) == {*KILLS, *FREEZES}, "a phase that nothing reaches any more"
