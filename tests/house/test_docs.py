@@ -66,6 +66,7 @@ def _target(name: str, page: str) -> str:
 
 
 PACKAGES = [path.parent for path in sorted((ROOT / "flying_serving").rglob("__init__.py"))]
+PACKAGES.append(ROOT / "harness")
 WALKS = walks_of_page()
 
 
