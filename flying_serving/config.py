@@ -94,8 +94,8 @@ class FlyingConfig(BaseModel):
     is a good value. Default: no limit.
     """
     priority_aging_s: float = Field(default=30.0, ge=1, le=86_400)
-    """Seconds after which a waiting request is overdue: every second dispatch is of an overdue
-    request, at any priority.
+    """Seconds after which a waiting request is overdue. Every second request that begins is an
+    overdue one, whatever its priority.
     """
     max_body_bytes: int = Field(default=2**24, ge=1024, le=2**40)
     """Longest body of a request in bytes; a longer one gets 413. Batches of prompts and embeddings

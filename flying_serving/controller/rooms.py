@@ -15,8 +15,9 @@ from flying_serving.layout.groups import Group, Layout
 class ExtraRoom(NamedTuple):
     """The extra room of a widest group.
 
-    `is_there`: its requests may have it. `is_closing`: only requests that need it have it, until
-    they end; then it goes. `excludes_narrower`: its engines can serve no narrower group.
+    `is_there`: its requests may have it. `is_closing`: only requests that need it have it, if
+    it is there, until they end; then it goes. `excludes_narrower`: its engines can serve no
+    narrower group.
     """
 
     is_there: bool = False

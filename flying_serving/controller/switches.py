@@ -242,7 +242,7 @@ class OpenSwitch:
 
 
 class Switches:
-    """The last switches, and token gaps while any of them is open."""
+    """The last switches, and token gaps that were noted while any of them was open."""
 
     def __init__(self) -> None:
         self.kept: deque[Switch] = deque(maxlen=KEPT)

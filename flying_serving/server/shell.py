@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -55,9 +55,15 @@ class Shell:
     time in seconds.
     """
 
-    def __init__(self, calls: EngineCalls, settings: Settings, model_config: Any) -> None:
+    def __init__(
+        self,
+        calls: EngineCalls,
+        settings: Settings,
+        model_config: Any,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.calls = calls
-        self.clock = time.monotonic
+        self.clock = clock
         self.model_config = model_config
         self.controller = Controller(settings)
         self.streams = Streams(settings.capacity, model_config.max_model_len)

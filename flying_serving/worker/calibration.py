@@ -66,7 +66,7 @@ def steps_of(probe: Probe, groups: KVGroups) -> Iterator[Any]:
 
 @torch.inference_mode()
 def calibrate_lanes(lanes: Mapping[int, DeviceLane], blocks: int) -> list[CalibrationRow]:
-    """Measure all lanes of a device, in each way that their steps may have. `blocks`: KV blocks
+    """Measure all lanes of a device, in each kind of steps that they make. `blocks`: KV blocks
     that have memory. Raises LaneError as `calibrate`.
     """
     together = lanes[max(lanes)].any_of

@@ -9,5 +9,5 @@ are easiest to read:
 - `test_metrics.py`: what an operator sees;
 - `test_errors.py`: how a wrong use is answered, one of each kind.
 
-`answers.py` has the requests of all of them, and what stock vLLM answers to these.
+`four_requests.py` has the requests of all of them, and what stock vLLM answers to these.
 """

@@ -1,4 +1,3 @@
-"use strict";
 /* Engines as tiles. Each engine has an outline ("hull") too, always as large as its group: when engines merge, their
    outlines grow into one and all but the leader's fade; when they part, the outlines shrink back from it. */
 

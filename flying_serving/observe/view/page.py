@@ -48,7 +48,7 @@ def headers() -> dict[str, str]:
 @cache
 def _parts() -> tuple[str, str, str]:
     """Return the document, and the hashes of its style and its script."""
-    style, script = (_joined(names) for names in (STYLES, SCRIPTS))
+    style, script = _joined(STYLES), f'\n"use strict";{_joined(SCRIPTS)}'
     text = _read("page.html").replace("@@style@@", style).replace("@@script@@", script)
     return text, _hash(style), _hash(script)
 

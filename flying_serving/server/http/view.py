@@ -17,6 +17,8 @@ from flying_serving.server.http.app_state import keys_of, shell_of
 from flying_serving.vllm_adapter.api_server.stats import roll
 
 router = APIRouter(prefix="/flying", tags=["flying"])
+# a page that looks three times a second would fill the log
+_NO_LOOKS = UvicornAccessLogFilter(["/flying/view"])
 
 
 @router.get("/", response_class=HTMLResponse, dependencies=[Depends(refuse_others)])
@@ -59,5 +61,4 @@ def attach(app: FastAPI) -> None:
     """Add both routes to vLLM's app."""
     app.state.flying_started = time.time()
     app.include_router(router)
-    # a page that looks three times a second would fill the log
-    logging.getLogger("uvicorn.access").addFilter(UvicornAccessLogFilter(["/flying/view"]))
+    logging.getLogger("uvicorn.access").addFilter(_NO_LOOKS)

@@ -53,7 +53,8 @@ def test_streams_survive_engines_that_are_lost(tmp_path: Path, layout: str) -> N
     # whether one case reaches its phase depends on the load, so a quarter need not
     reached = [outcome for outcome in outcomes if NOT_REACHED not in outcome.problems]
     assert not [(outcome.case.name, outcome.problems) for outcome in reached if outcome.problems]
-    assert len(outcomes) >= len(first) and len(reached) >= len(first) * 3 // 4
+    assert len(outcomes) >= len(first)
+    assert len({outcome.case.name for outcome in reached}) >= len(first) * 3 // 4
     assert sum(bool(outcome.orphaned_s) for outcome in reached) >= len(first) // 2
     if layout == "2+2":
         assert phases(outcomes) == {*KILLS, *FREEZES}, "a phase that nothing reaches any more"

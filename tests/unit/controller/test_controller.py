@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from flying_serving.controller.commands import RevokeOffer
 from flying_serving.controller.requests import RequestSpec
 from flying_serving.controller.switches import SETTLE_S
 from flying_serving.errors import PoolFull
@@ -137,3 +138,14 @@ def test_request_that_is_aborted_with_tokens_counts_among_the_lengths() -> None:
         shell.token(f"r{number}", 40)
         shell.finish(f"r{number}", aborted=True)
     assert shell.controller.state.demand.output_tokens == pytest.approx(40.0, rel=0.1)
+
+
+def test_a_request_that_ends_at_a_full_group_revokes_its_offer() -> None:
+    """No group will pull it. Without an offer there is nothing to revoke."""
+    shell = ModelShell(settings("manual", 2))
+    shell.arrive("a", SHORT)
+    assert shell.controller.ends_at_full_group("a") == []
+    request = shell.controller.state.started["a"]
+    request.offer = 1
+    assert request.group is not None
+    assert shell.controller.ends_at_full_group("a") == [RevokeOffer("a", request.group)]

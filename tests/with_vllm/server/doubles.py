@@ -3,6 +3,8 @@ them.
 """
 
 import asyncio
+import time
+from collections.abc import Callable
 from copy import copy
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +124,7 @@ class Server:
         capped: groups get no more prompts ahead than they can begin at once.
         most_waiting: requests.
         vllm: whose messages are kept.
+        clock: of the shell.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class Server:
         capped: bool = True,
         most_waiting: int = 1000,
         vllm: FakeVllm | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         deployment = Deployment(
             run_dir="",
@@ -142,7 +146,10 @@ class Server:
         self.vllm = vllm or FakeVllm()
         self.calls = EngineCalls(ClientChannel(self.vllm), deployment)
         self.shell = Shell(
-            self.calls, settings(policy, capped=capped, most_waiting=most_waiting), model_config()
+            self.calls,
+            settings(policy, capped=capped, most_waiting=most_waiting),
+            model_config(),
+            clock,
         )
         self.controller, self.streams, self.orders = (
             self.shell.controller,

@@ -262,7 +262,7 @@ def test_every_step_has_blocks_for_its_tokens_and_follows_the_one_before(
         assert step.total_num_scheduled_tokens == sum(step.num_scheduled_tokens.values())
 
 
-def test_lanes_are_measured_in_all_their_ways_and_by_what_they_compute() -> None:
+def test_lanes_are_measured_in_all_kinds_of_steps_and_by_what_they_compute() -> None:
     """The widest group, in which all engines are, ends each measurement."""
     stepped, votes = list[tuple[int, Any]](), list[int]()
 

@@ -35,6 +35,12 @@ def test_its_own_style_and_script_are_all_that_may_run(tag: str, directive: str)
         assert "default-src 'none'" in policy and "connect-src 'self'" in policy
 
 
+def test_its_script_is_strict() -> None:
+    """The word counts only as the first statement of the whole script."""
+    (script,) = re.findall(r"<script>(.*?)</script>", page.document(needs_key=False), re.DOTALL)
+    assert script.lstrip().startswith('"use strict";')
+
+
 def test_data_is_written_as_text() -> None:
     """Names and reasons come from outside: none of them is ever read as HTML."""
     text = page.document(needs_key=False)

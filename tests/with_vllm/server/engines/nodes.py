@@ -92,7 +92,7 @@ class Node:
         self, run_dir: Path, *, min_engines: int = 1, timeout_s: float = 3600.0, devices: int = 1
     ) -> None:
         self.vllm = Peers()
-        self.server = Server(vllm=self.vllm)
+        self.server = Server(vllm=self.vllm, clock=self._clock)
         flying = self.server.calls.deployment.flying.model_copy(
             update={"min_engines": min_engines, "engine_timeout_s": timeout_s}
         )
@@ -111,7 +111,6 @@ class Node:
         self.pulse = Pulse(str(run_dir), 4, devices)
         self.now_s = 0.0
         self._beating: set[tuple[int, int | None]] = set()
-        self.server.shell.clock = self._clock
 
     def _clock(self) -> float:
         """Return the time, which passes; whoever beats has given a sign of life meanwhile."""
