@@ -70,8 +70,8 @@ class Admission:
     beyond that number wait.
 
     A request that was let in is not refused when it arrives, since its answer may have begun: a
-    slot of the queue is kept for it meanwhile. Slots count as waiting requests, but for those that
-    would begin at once in `groups`, the groups of the layout.
+    slot of the queue is kept for it meanwhile. A slot counts as a waiting request, unless its
+    request would begin at once in `groups`, the groups of the layout.
 
     `refused`: number of requests that were refused since the start.
     """

@@ -17,9 +17,9 @@ class ExpectedLengths:
     def expected_tokens(self, request: RequestState) -> float:
         """Return the tokens of a request at its end.
 
-        That is its prompt and its expected outputs: those of its client, else the mean of earlier
-        requests; those of its plan, if it was planned again. They are more than it has got, and at
-        least the tokens that it is sure to have.
+        That is its prompt and the outputs that are expected: the number that its client has named,
+        else the mean of earlier requests; the number in its plan, if it was planned again. It is
+        more than it has got, and at least the tokens that it is sure to have.
         """
         spec, plan = request.spec, request.plan
         expected = spec.expected_tokens or self._demand.output_tokens
@@ -41,7 +41,8 @@ class ExpectedLengths:
     def revised_outputs(self, request: RequestState) -> int:
         """Return the output tokens of a request that has more than it was planned for.
 
-        They are those that it has, and what running requests of this length still get on average.
+        That is the number that it has, and the mean of what running requests of this length still
+        get.
         """
         had = request.output_tokens
         left = max(1, round(self._demand.outputs.left(had)))

@@ -92,8 +92,8 @@ class Member:
     def spare(self, ask: ReserveBlocks) -> int:
         """Return how many of its free blocks the group may have.
 
-        The engine keeps the blocks that its running requests need for the tokens they have. Of the
-        others the group may have those that it needs now. It may have more only if all requests of
+        The engine keeps the blocks that its running requests need for the tokens they have. The
+        group may have any other blocks that it needs now. It may have more only if all requests of
         this engine, running or waiting, can still reach their end.
         """
         free = self._own.free_count()

@@ -40,16 +40,11 @@ class ServerMetrics:
 
     def tick(self, now_s: float) -> None:
         """Follow the switches, and sample the requests that check predictions."""
-        for switch in self._tally.update(self._shell.controller.state.switches.kept):
+        state = self._shell.controller.state
+        for switch in self._tally.update(state.switches.kept):
             self._predictions.begun(switch)
         if self._predictions.watching:
-            self._predictions.sample(
-                [
-                    *self._shell.controller.state.pool,
-                    *self._shell.controller.state.started.values(),
-                ],
-                now_s,
-            )
+            self._predictions.sample([*state.pool, *state.started.values()], now_s)
 
     def load(self) -> NodeLoad:
         """Return the load of the whole node at this moment."""
